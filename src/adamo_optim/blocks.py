@@ -1,0 +1,64 @@
+"""What the passes work on: the blocks that have a gradient in this step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import geometry
+
+class Blocks:
+    """Lists of real tensors, one entry per block: w, g, m, v, g⁻ and the slice of g it is of.
+
+    ``replace`` is for the differentiable backend: the lists then take the new tensors in the
+    place of the old ones, which autograd may still need.
+    """
+
+    def __init__(self, scalar: torch.dtype, replace: bool) -> None:
+        self.scalar, self.replace = scalar, replace
+        self.slots: list[int] = []  # the blocks' places in the vectors of the law
+        self.w: list[Tensor] = []
+        self.g: list[Tensor] = []
+        self.m: list[Tensor] = []
+        self.v: list[Tensor] = []
+        self.previous: list[Any] = []  # Tensor or None
+        self.sampled: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def add(self, slot: int, p: Tensor, g: Tensor, state: dict[str, Any], seed: int) -> None:
+        previous, sampled = state.get("previous_grad"), None
+        if previous is not None:
+            sampled = geometry.as_real(g)
+            if previous.shape != sampled.shape:
+                sampled = geometry.as_real(geometry.sample(g, seed))
+        self.slots.append(slot)
+        self.w.append(geometry.as_real(p.clone() if self.replace else p))
+        self.g.append(geometry.as_real(g))
+        self.m.append(geometry.as_real(state["exp_avg"]))
+        self.v.append(geometry.as_real(state["exp_avg_sq"]))
+        self.previous.append(previous)
+        self.sampled.append(sampled)
+
+    def pick(self, vector: Tensor) -> list[Tensor]:
+        """The entries of a law's vector that belong to these blocks, as 0-D tensors."""
+        entries = vector.unbind()
+        return [entries[slot] for slot in self.slots]
+
+    def write(self, column: list[Any], i: int, value: Tensor) -> None:
+        if self.replace:
+            column[i] = value.to(column[i].dtype)
+        else:
+            column[i].copy_(value)
+
+    def put_back(self, i: int, p: Tensor, state: dict[str, Any]) -> None:
+        """After a differentiable step: the new tensors become the parameter and its state."""
+        complex_like = torch.view_as_complex if p.is_complex() else lambda x: x
+        p.copy_(complex_like(self.w[i]))
+        state["exp_avg"] = complex_like(self.m[i])
+        state["exp_avg_sq"] = complex_like(self.v[i])
+        if self.previous[i] is not None:
+            state["previous_grad"] = self.previous[i]

@@ -1,0 +1,239 @@
+r"""The scalar law of AdamO: from a block's inner products to the coefficients of its update.
+
+One step is three passes over a block (w, g, m, v, g⁻) with two laws between them:
+
+    pass 1   reduce  ‖w‖², ⟨g,w⟩, ‖g‖², κ = ‖g − g⁻‖², ⟨m,w⟩
+    before   τ, η_ρ,t, the radial state c, the scale-invariance test      →  First
+    pass 2   g^θ = ±g − p·w;  m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
+             u = m̂/(√v̂ + ε);  reduce ⟨u,w⟩, ‖u‖²
+    after    decay, radial step, guard, additive or angular, α           →  Second
+    pass 3   w ← w + (a−1)·w − b·u
+
+Every rule, ablation, guard and variant is a choice of these scalars, so all of them live here, once.
+Everything below is a vector with one entry per block; the functions are pure (no in-place
+arithmetic, no Python branch on a device value), so that they run on any device without a
+synchronisation, can be captured, compiled and differentiated.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+UNSET = -1.0  # "not recorded yet", for quantities that are never negative
+REFERENCE_BETA = 0.999  # the slow average of κ that "auto" curvature compares τ with
+SCALE_BOUNDS = (0.1, 10.0)  # guard: η_ρ,t / η_ρ
+FACTOR_BOUNDS = (0.5, 2.0)  # guard: what one step's radial part may multiply ‖w‖ by
+NORM_FLOOR = 0.1  # guard: no decay while ‖w‖ < NORM_FLOOR·‖w₀‖
+
+
+class Options(NamedTuple):
+    """The options of the blocks; flags are 0 or 1, an option that is off is NaN."""
+
+    lr: Tensor
+    beta1: Tensor
+    beta2: Tensor
+    eps: Tensor
+    weight_decay: Tensor
+    radial_lr_ratio: Tensor
+    radial_lr: Tensor  # NaN: use the ratio
+    radial_beta: Tensor
+    curvature_auto: Tensor
+    curvature_target: Tensor  # NaN: "auto" or off
+    curvature_beta: Tensor
+    decay_tangential: Tensor
+    angular: Tensor
+    low_dim_scale: Tensor
+    delta: Tensor  # NaN: no online test
+    wd_ratio: Tensor
+    guard: Tensor
+    sign: Tensor  # -1 under maximize
+
+
+class Traits(NamedTuple):
+    """What a block is, decided on the host when the optimizer lays out its state."""
+
+    low_dim: Tensor
+    scale_invariant: Tensor
+    cosine_scale: Tensor  # 1/√numel
+    rounding: Tensor  # squared relative size under which a tangential gradient is rounding noise
+    smallest_eps: Tensor  # what ε = 0 means: enough to keep 0/0 and underflow out of m̂/√v̂
+
+
+class Memory(NamedTuple):
+    """The scalar state of the blocks, under the names it has in ``optimizer.state``."""
+
+    step: Tensor
+    radial_momentum: Tensor  # c = ⟨m^ρ, w⟩/‖w‖: the signed length of m^ρ, which is parallel to w
+    tau: Tensor
+    tau_reference: Tensor  # uncorrected slow average of κ
+    curvature_step: Tensor  # non-zero gradients seen
+    initial_norm: Tensor  # ‖w₀‖
+
+
+class Sums(NamedTuple):
+    """The inner products of pass 1, with the raw gradient (``maximize`` is applied here)."""
+
+    ww: Tensor
+    gw: Tensor
+    gg: Tensor
+    kappa: Tensor
+    mw: Tensor
+
+
+class First(NamedTuple):
+    """Law 1: what pass 2 needs, and what law 2 takes over."""
+
+    live: Tensor  # False: the block keeps its weight and its whole state
+    use_gradient: Tensor  # False: g^θ is rounding noise, taken as 0
+    keep_gradient: Tensor  # True: g becomes the next g⁻
+    sign: Tensor
+    p: Tensor
+    q: Tensor
+    beta1: Tensor
+    beta2: Tensor
+    debias1: Tensor  # 1/(1 − β₁ᵗ)
+    debias2: Tensor  # 1/(1 − β₂ᵗ)
+    eps: Tensor
+    low_dim: Tensor
+    scale_invariant: Tensor
+    eta_radial: Tensor
+    guarded_scale: Tensor
+
+
+class Second(NamedTuple):
+    """Law 2: the coefficients of pass 3."""
+
+    a1: Tensor  # a − 1: near zero, so that a small decay survives in float32
+    b: Tensor
+    guarded_factor: Tensor
+    guarded_decay: Tensor
+
+
+def before(
+    o: Options, traits: Traits, memory: Memory, sums: Sums, active: Tensor
+) -> tuple[First, Memory]:
+    """Law 1. ``active`` marks the blocks that have a gradient in this step."""
+    guard, zero = o.guard > 0, torch.zeros_like(sums.ww)
+    live = active & (torch.isfinite(sums.gg) | ~guard)
+    sums = Sums(*(torch.where(live, x, zero) for x in sums))
+    gw = o.sign * sums.gw
+
+    unset = live & (memory.initial_norm < 0)
+    initial_norm = torch.where(unset, sums.ww.sqrt(), memory.initial_norm)
+    # ‖w₀‖ = 0 is for good: such a block must grow its norm, which Adam does and radial SGD does not.
+    low_dim = (traits.low_dim > 0) | (initial_norm == 0) | (sums.ww == 0)
+    ww = torch.where(low_dim, torch.ones_like(zero), sums.ww)  # a safe divisor
+
+    step = torch.where(live, memory.step.to(zero.dtype) + 1, memory.step.to(zero.dtype))
+    t = step.clamp(min=1)
+    scale, tau, tau_reference, curvature_step = curvature(o, memory, sums, live & ~low_dim)
+    low, high = SCALE_BOUNDS
+    guarded_scale = guard & ((scale < low) | (scale > high))
+    scale = torch.where(guard, scale.clamp(low, high), scale)
+    eta_radial = scale * torch.where(torch.isnan(o.radial_lr), o.radial_lr_ratio * o.lr, o.radial_lr)
+
+    # AdamP's test on the whole tensor; a zero gradient is no evidence.
+    cosine_bound = o.delta * traits.cosine_scale * sums.gg.sqrt() * ww.sqrt()
+    by_test = (gw.abs() < cosine_bound) & (sums.gg > 0)
+    scale_invariant = ((traits.scale_invariant > 0) | by_test) & ~low_dim
+
+    tangential = live & ~low_dim
+    c = o.radial_beta * memory.radial_momentum + (1 - o.radial_beta) * gw / ww.sqrt()
+    c = torch.where(tangential, c, memory.radial_momentum)
+    noise = guard & tangential & (sums.gg - gw * gw / ww <= traits.rounding * sums.gg)
+    first = First(
+        live=live,
+        use_gradient=live & ~noise,
+        keep_gradient=live & ((sums.gg > 0) | (o.curvature_target > 0)),
+        sign=o.sign,
+        p=torch.where(tangential & ~noise, gw / ww, zero),
+        q=torch.where(tangential, sums.mw / ww, zero),
+        beta1=torch.where(live, o.beta1, 1 + zero),
+        beta2=torch.where(live, o.beta2, 1 + zero),
+        debias1=1 / (1 - o.beta1**t),
+        debias2=1 / (1 - o.beta2**t),
+        eps=torch.maximum(o.eps, traits.smallest_eps),
+        low_dim=low_dim,
+        scale_invariant=scale_invariant,
+        eta_radial=eta_radial,
+        guarded_scale=guarded_scale & tangential,
+    )
+    return first, Memory(step, c, tau, tau_reference, curvature_step, initial_norm)
+
+
+def curvature(
+    o: Options, memory: Memory, sums: Sums, live: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """η_ρ,t/η_ρ before the guard, and the new τ, its slow reference and their counter.
+
+    A number for τ_target is the paper: τ₀ = τ_target, g⁻₀ = 0, every gradient counts.
+    "auto" compares τ with a slow average of the same κ; it starts with the second non-zero
+    gradient (κ of the first one is ‖g‖², not a change) and passes over zero gradients.
+    """
+    one = torch.ones_like(sums.kappa)
+    literal = o.curvature_target > 0
+    live = live & (literal | (o.curvature_auto > 0))
+    kappa = sums.kappa.clamp(max=torch.finfo(sums.kappa.dtype).max)
+
+    nonzero = live & (sums.gg > 0)
+    curvature_step = memory.curvature_step + nonzero.to(one.dtype)
+    counts = nonzero & (curvature_step > 1)
+    reference = REFERENCE_BETA * memory.tau_reference + (1 - REFERENCE_BETA) * kappa
+    reference = torch.where(counts, reference, memory.tau_reference)
+    debias = 1 - REFERENCE_BETA ** (curvature_step - 1).clamp(min=1)
+
+    start = torch.where(literal, o.curvature_target, kappa)
+    previous = torch.where(memory.tau < 0, start, memory.tau)
+    tau = o.curvature_beta * previous + (1 - o.curvature_beta) * kappa
+    tau = torch.where(torch.where(literal, live, counts), tau, memory.tau)
+
+    target = torch.where(literal, o.curvature_target, reference / debias)
+    known = live & (literal | (curvature_step > 1)) & (target > 0)
+    ratio = torch.where(known, tau, one) / torch.where(known, target, one)
+    scale = torch.where(known, 1 / (ratio + o.eps).sqrt(), one)
+    return scale, tau, reference, curvature_step
+
+
+def after(
+    o: Options, first: First, memory: Memory, sums: Sums, uw: Tensor, uu: Tensor
+) -> tuple[Second, Memory]:
+    """Law 2. ``memory`` is the one law 1 returned; ``uw`` = ⟨u,w⟩, ``uu`` = ‖u‖²."""
+    guard, zero = o.guard > 0, torch.zeros_like(uw)
+    radial = first.live & ~first.low_dim
+    ww = torch.where(radial, sums.ww, 1 + zero)
+    norm, initial_norm = ww.sqrt(), torch.where(radial, memory.initial_norm, 1 + zero)
+
+    # decay, then the radial SGD step: together one factor on ‖w‖
+    decay = o.weight_decay * torch.where(o.decay_tangential > 0, o.lr, first.eta_radial)
+    decay = torch.where(first.scale_invariant, o.wd_ratio * decay, decay)
+    guarded_decay = guard & radial & (norm < NORM_FLOOR * initial_norm)
+    decay = torch.where(guarded_decay, zero, decay)
+    debias = 1 - o.radial_beta ** memory.step.clamp(min=1)
+    pull = first.eta_radial * memory.radial_momentum / (debias * norm)
+    pull = torch.where(first.scale_invariant, zero, pull)
+    factor = 1 - decay - pull
+    low, high = FACTOR_BOUNDS
+    guarded_factor = guard & radial & ((factor < low) | (factor > high))
+    factor = torch.where(guard, factor.clamp(low, high), factor)
+
+    # the tangential step, u without its radial part: added, or a pure rotation
+    along = uw / ww
+    across = (uu - uw * along).clamp(min=0)  # ‖u^θ‖²
+    k = o.lr * norm / initial_norm
+    stretch = (1 + k * k * across / ww).sqrt()
+    angular = o.angular > 0
+    a1 = torch.where(angular, factor * (1 + k * along) / stretch, factor + o.lr * along) - 1
+    b = torch.where(angular, factor * k / stretch, o.lr)
+
+    a1 = torch.where(radial, a1, zero)
+    b = torch.where(radial, b, torch.where(first.live, o.low_dim_scale * o.lr, zero))
+    # m^ρ projected on w⁺: it loses the cosine of the turn. The length, not ⟨m^ρ,w⟩, is the state,
+    # because it does not notice when rounding or somebody else rescales w after this.
+    ahead, aside = 1 + a1 - b * along, b * b * across / ww
+    turned = ahead / (ahead * ahead + aside).clamp(min=torch.finfo(ww.dtype).tiny).sqrt()
+    c = memory.radial_momentum * torch.where(radial, turned, 1 + zero)
+    second = Second(a1, b, guarded_factor, guarded_decay)
+    return second, memory._replace(radial_momentum=c)

@@ -1,0 +1,60 @@
+"""The three passes over lists of tensors with torch's foreach functions.
+
+The coefficients stay on the device (a list of Python numbers would need a synchronisation), so
+every foreach call takes one 0-D tensor per block. The reductions are those of the loop.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .blocks import Blocks
+from .control import First, Second
+from .loop import inner_products, reduce, remember
+
+__all__ = ["apply", "moments", "reduce"]
+
+
+def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
+    """Pass 2: m and v; returns u and, one row per block, ⟨u,w⟩ and ‖u‖²."""
+    remember(blocks, first)
+    c = First(*map(blocks.pick, first))
+    m, v = blocks.m, blocks.v
+    w = [x.to(y.dtype) for x, y in zip(blocks.w, m, strict=True)]
+
+    # g^θ = ±g − p·w
+    g_tangential = [
+        torch.where(use, g.to(x.dtype), 0)
+        for use, g, x in zip(c.use_gradient, blocks.g, m, strict=True)
+    ]
+    torch._foreach_mul_(g_tangential, c.sign)
+    torch._foreach_addcmul_(g_tangential, w, c.p, -1)
+    # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
+    torch._foreach_addcmul_(m, w, c.q, -1)
+    torch._foreach_mul_(m, c.beta1)
+    torch._foreach_addcmul_(m, g_tangential, blocks.pick(1 - first.beta1))
+    torch._foreach_mul_(v, c.beta2)
+    torch._foreach_mul_(g_tangential, g_tangential)
+    torch._foreach_addcmul_(v, g_tangential, blocks.pick(1 - first.beta2))
+    # u = m̂/(√v̂ + ε)
+    del g_tangential
+    updates = list(torch._foreach_mul(m, c.debias1))
+    denominators = torch._foreach_mul(v, c.debias2)
+    torch._foreach_sqrt_(denominators)
+    torch._foreach_add_(denominators, c.eps)
+    torch._foreach_div_(updates, denominators)
+
+    rows = [inner_products(u, x, blocks.scalar) for u, x in zip(updates, w, strict=True)]
+    return updates, torch.stack(rows)
+
+
+def apply(blocks: Blocks, updates: list[Tensor], second: Second) -> None:
+    """Pass 3: w ← w + (a−1)·w − b·u."""
+    w = [x.to(u.dtype) for x, u in zip(blocks.w, updates, strict=True)]
+    change = torch._foreach_mul(w, blocks.pick(second.a1))
+    torch._foreach_addcmul_(change, updates, blocks.pick(second.b), -1)
+    low_precision = [i for i, x in enumerate(w) if x is not blocks.w[i]]
+    torch._foreach_add_(w, change)
+    for i in low_precision:
+        blocks.w[i].copy_(w[i])

@@ -1,0 +1,72 @@
+"""The three passes, one tensor at a time; also the differentiable backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import geometry
+from .blocks import Blocks
+from .control import First, Second
+
+
+def reduce(blocks: Blocks) -> Tensor:
+    """Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩, one row per block."""
+    rows, scalar, dot = [], blocks.scalar, geometry.dot
+    for i in range(len(blocks)):
+        w, g, m = (x[i].to(scalar) for x in (blocks.w, blocks.g, blocks.m))
+        kappa = g.new_zeros(())
+        previous = blocks.previous[i]
+        if previous is not None:
+            change = blocks.sampled[i].to(scalar) - previous.to(scalar)
+            kappa = dot(change, change) * (g.numel() / max(change.numel(), 1))
+        rows.append(torch.stack([dot(w, w), dot(g, w), dot(g, g), kappa, dot(m, w)]))
+    return torch.stack(rows)
+
+
+def remember(blocks: Blocks, first: First) -> None:
+    """Pass 2, g⁻ ← g where the law says so."""
+    for i, keep in enumerate(blocks.pick(first.keep_gradient)):
+        previous = blocks.previous[i]
+        if previous is not None:
+            g = blocks.sampled[i].to(previous.dtype)
+            blocks.write(blocks.previous, i, torch.where(keep, g, previous))
+
+
+def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
+    """Pass 2: m and v; returns u and, one row per block, ⟨u,w⟩ and ‖u‖²."""
+    remember(blocks, first)
+    updates, rows = [], []
+    for i, coefficients in enumerate(zip(*map(blocks.pick, first), strict=True)):
+        c = First(*coefficients)
+        m, v = blocks.m[i], blocks.v[i]
+        w, g = blocks.w[i].to(m.dtype), blocks.g[i].to(m.dtype)
+
+        # g^θ = ±g − p·w
+        g_tangential = torch.where(c.use_gradient, g, 0) * c.sign - w * c.p
+        # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
+        m = (m - w * c.q) * c.beta1 + g_tangential * (1 - c.beta1)
+        v = v * c.beta2 + g_tangential * g_tangential * (1 - c.beta2)
+        # u = m̂/(√v̂ + ε)
+        u = (m * c.debias1) / ((v * c.debias2).sqrt() + c.eps)
+
+        blocks.write(blocks.m, i, m)
+        blocks.write(blocks.v, i, v)
+        updates.append(u)
+        rows.append(inner_products(u, w, blocks.scalar))
+    return updates, torch.stack(rows)
+
+
+def inner_products(u: Tensor, w: Tensor, scalar: torch.dtype) -> Tensor:
+    """Pass 2, ⟨u,w⟩ and ‖u‖² of one block."""
+    u, w = u.to(scalar), w.to(scalar)
+    return torch.stack([geometry.dot(u, w), geometry.dot(u, u)])
+
+
+def apply(blocks: Blocks, updates: list[Tensor], second: Second) -> None:
+    """Pass 3: w ← w + (a−1)·w − b·u."""
+    coefficients = zip(blocks.pick(second.a1), blocks.pick(second.b), strict=True)
+    for i, (a1, b) in enumerate(coefficients):
+        u = updates[i]
+        w = blocks.w[i].to(u.dtype)
+        blocks.write(blocks.w, i, w + (w * a1 - u * b))

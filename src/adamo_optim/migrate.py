@@ -1,0 +1,91 @@
+"""Continue a running AdamW or Adam as AdamO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+
+from . import geometry
+from .options import DEFAULTS
+from .rules import rule_of
+
+if TYPE_CHECKING:
+    from .optimizer import AdamO
+
+TAKEN_OVER = ("lr", "betas", "eps", "maximize", "capturable")
+FOREIGN = ("amsgrad", "decoupled_weight_decay", "foreach", "fused", "differentiable")
+
+
+@torch.no_grad()
+def from_adamw(cls: type[AdamO], optimizer: Optimizer, options: dict[str, Any]) -> AdamO:
+    r"""AdamO with the groups, step counts and moments of a live ``AdamW`` or ``Adam``.
+
+    lr, betas, eps and maximize are taken over. The decay per step stays what it was,
+    λ = weight_decay/radial_lr_ratio (or weight_decay·lr/radial_lr), on the blocks that AdamO
+    decays: the low-dimensional ones no longer decay. The first moment is split into its tangential
+    part and the radial scalar ⟨m, w⟩/‖w‖; the second moment is kept as it is. AdamW's own
+    optimizer is left untouched.
+
+    Args:
+        optimizer: a ``torch.optim.AdamW`` or ``torch.optim.Adam`` without amsgrad.
+        options: AdamO's options; they win over what is taken over.
+
+    Example:
+        >>> optimizer = AdamO.from_adamw(optimizer)
+        >>> scheduler.optimizer = optimizer
+    """
+    if not isinstance(optimizer, Adam):  # AdamW is a subclass
+        raise TypeError(
+            f"from_adamw needs a torch.optim.AdamW or torch.optim.Adam, "
+            f"got {type(optimizer).__name__}"
+        )
+    new = cls([_group(group, options) for group in optimizer.param_groups], **options)
+    for p, _, group, _ in new._parameters():
+        old = optimizer.state.get(p)
+        if old:
+            _take_over(new.state[p], old, p, group)
+    new._forget_layout()
+    return new
+
+
+def _group(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    if old.get("amsgrad"):
+        raise ValueError("from_adamw cannot continue amsgrad=True: AdamO has no maximum of v")
+    group = {k: v for k, v in old.items() if k not in FOREIGN and k not in options}
+    group["params"] = list(old["params"])
+    if "param_names" in old:
+        group["params"] = list(zip(old["param_names"], old["params"], strict=True))
+        del group["param_names"]
+    if "weight_decay" in group:
+        group["weight_decay"] = _equal_decay(old, {**DEFAULTS, **group, **options})
+    return group
+
+
+def _equal_decay(old: dict[str, Any], options: dict[str, Any]) -> Any:
+    if options["decay_lr"] == "tangential":
+        return old["weight_decay"]
+    if options["radial_lr"] is None:
+        return old["weight_decay"] / options["radial_lr_ratio"]
+    return old["weight_decay"] * options["lr"] / options["radial_lr"]
+
+
+def _take_over(state: dict[str, Any], old: dict[str, Any], p: Tensor, group: dict[str, Any]) -> None:
+    step = torch.as_tensor(old["step"])
+    m = old["exp_avg"].to(state["exp_avg"].dtype)
+    state["step"].copy_(step)
+    state["exp_avg_sq"].copy_(old["exp_avg_sq"])
+    state["exp_avg"].copy_(m)
+    if rule_of(p, group)[0] == "low_dim":
+        return
+    scalar = state["radial_momentum"].dtype
+    w = geometry.as_real(p).to(scalar)
+    mw, ww = geometry.dot(geometry.as_real(m).to(scalar), w), geometry.dot(w, w)
+    if float(ww) == 0 or float(step) == 0:
+        return
+    geometry.as_real(state["exp_avg"]).copy_(geometry.as_real(m) - geometry.as_real(p) * (mw / ww))
+    # the two momenta may forget at different rates: keep the bias-corrected value
+    beta1, radial_beta, t = float(group["betas"][0]), float(group["radial_beta"]), float(step)
+    state["radial_momentum"].copy_(mw / ww.sqrt() * (1 - radial_beta**t) / (1 - beta1**t))

@@ -1,0 +1,336 @@
+"""The optimizer class: options, state, step, checkpoints. The maths is in ``control.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import (
+    Optimizer,
+    ParamsT,
+    StateDict,
+    _get_foreach_kernels_supported_devices,
+    _use_grad_for_differentiable,
+)
+
+from . import diagnostics, geometry, migrate
+from .options import DEFAULTS, PAPER, SCHEMA, check_options, warn_of_collapse
+from .rules import Explanation, Row, rule_of
+from .state import BUFFERS, SCALARS, Bucket, initialize
+
+# Options that decide how state is laid out; the others are numbers that a step reads.
+STRUCTURE = (
+    "rule",
+    "low_dim",
+    "previous_gradient",
+    "decay_lr",
+    "tangential",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+)
+
+
+class AdamO(Optimizer):
+    r"""AdamO: radial SGD on a weight's norm, tangential Adam on its direction.
+
+    .. math::
+        w^+ = (1 - \eta_{\rho,t}\lambda)\,w
+              - \eta_{\rho,t}\,\varphi^\rho_w(\hat m^\rho)
+              - \eta_\theta\,\varphi^\theta_w\big(\hat m^\theta / (\sqrt{\hat v^\theta} + \epsilon)\big),
+        \qquad \eta_{\rho,t} = \eta_\rho / \sqrt{\tau_t/\tau_{target} + \epsilon}
+
+    with :math:`\varphi^\rho_w, \varphi^\theta_w` the projections on and across ``w``, one block per
+    tensor. Low-dimensional parameters follow Adam, scale-invariant ones take no radial step.
+
+    Args:
+        params: parameters, named parameters, or groups; see :func:`adamo_optim.param_groups`.
+            Every option may differ per group and may be changed during training. A group may
+            also carry ``rule``: ``"auto"`` (by shape), ``"general"``, ``"scale_invariant"`` or
+            ``"low_dim"``.
+        lr: tangential learning rate η_θ; a number or a tensor with one element.
+        betas: (β₁, β₂) of the tangential Adam.
+        eps: ε, in the denominators of Adam and of the curvature scale.
+        weight_decay: λ of the radial decay, in SGD's units: the decay per step is λ·η_ρ,t.
+        radial_lr_ratio: η_ρ = ``radial_lr_ratio``·``lr``, so that schedulers move both.
+        radial_lr: an absolute η_ρ in its place, which no scheduler moves.
+        radial_beta: β₁^ρ, momentum of the radial step.
+        curvature_target: τ_target as a number (the paper), ``"auto"`` (each block's own slow
+            average of κ: scale-free), or ``None`` (no curvature adaptation).
+        curvature_beta: β_τ.
+        previous_gradient: how g⁻ is kept for κ = ‖g − g⁻‖²: ``"exact"``; ``"bfloat16"`` (half the
+            memory; adds about 10⁻⁶·‖g‖² to κ); ``"sampled"`` (a fixed slice of about 1/16 of the
+            entries, scaled up; unbiased over the choice of the slice, but for one parameter off
+            by a fixed factor where its rows differ in gradient noise, which cancels under
+            ``curvature_target="auto"`` and does not under a number).
+        decay_lr: λ is multiplied by η_ρ,t (``"radial"``) or by η_θ (``"tangential"``: the paper's
+            AdamO-Isotropic).
+        tangential: ``"additive"`` (the paper) or ``"angular"``: a rotation whose angle does not
+            depend on ‖w‖, so that the norm moves through the radial part alone.
+        low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
+            numel < d_th; ``None`` = none.
+        low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
+        delta: AdamP's online test: a block with \|cos(g, w)\| < delta/√numel takes no radial step.
+        wd_ratio: multiplies λ wherever the scale-invariant rule is active.
+        guard: bounds η_ρ,t/η_ρ to [0.1, 10] and a step's radial factor to [0.5, 2], skips decay
+            while ‖w‖ < 0.1·‖w₀‖, takes tangential gradients at rounding level as 0, and leaves a
+            block untouched when its gradient is not finite. ``False`` is Algorithm 1 to the
+            letter; non-finite gradients then reach the weights, as in ``torch.optim.AdamW``.
+        maximize, foreach, fused, capturable, differentiable: as in ``torch.optim.AdamW``.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 2)
+        >>> optimizer = AdamO(model.named_parameters(), lr=1e-3)
+        >>> model(torch.ones(4, 8)).sum().backward()
+        >>> optimizer.step()
+
+    References:
+        H. Chen, J. Yuan, H. Zhang: Decoupled Orthogonal Dynamics: Regularization for Deep Network
+        Optimizers. The equations' numbers in this package are that paper's.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | Tensor = 1e-3,
+        *,
+        radial_lr_ratio: float = 100.0,
+        radial_lr: float | Tensor | None = None,
+        radial_beta: float = 0.9,
+        curvature_target: float | str | None = "auto",
+        curvature_beta: float = 0.9,
+        previous_gradient: str = "exact",
+        decay_lr: str = "radial",
+        tangential: str = "additive",
+        low_dim: int | str | None = "auto",
+        low_dim_scale: float = 1.0,
+        delta: float | None = None,
+        wd_ratio: float = 1.0,
+        guard: bool = True,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        arguments = locals()
+        defaults = {name: arguments.get(name, value) for name, value in DEFAULTS.items()}
+        check_options(defaults)
+        self._forget_layout()
+        super().__init__(params, defaults)
+        warn_of_collapse(self.param_groups)
+
+    @classmethod
+    def paper(cls, params: ParamsT, **options: Any) -> AdamO:
+        """The paper's CIFAR-100 settings, literal; ``options`` make the rows of its tables.
+
+        η_θ = 8e-4, η_ρ = 5e-3 (unscheduled), λ = 2e-4, no guard. τ_target is printed nowhere: 1.
+        The protocol sets ``delta=0.1, wd_ratio=0.5`` in the groups from epoch 200 on.
+        """
+        return cls(params, **{**PAPER, **options})
+
+    @classmethod
+    def from_adamw(cls, optimizer: Optimizer, **options: Any) -> AdamO:
+        """Continue a running ``torch.optim.AdamW`` or ``Adam``; see :mod:`adamo_optim.migrate`."""
+        return migrate.from_adamw(cls, optimizer, options)
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update all parameters that have a gradient; ``closure`` reevaluates the loss."""
+        self._accelerator_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for bucket in self._buckets():
+            bucket.update()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its options are checked and its state is laid out at once."""
+        if isinstance(param_group, dict):
+            check_options({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            if group["differentiable"] != self.defaults["differentiable"]:
+                raise ValueError("differentiable must be the same for all groups")
+            for p, name in zip(group["params"], _names(len(self.param_groups) - 1, group)):
+                geometry.check_parameter(p, name)
+        except Exception:
+            self.param_groups.pop()
+            raise
+        self._known.update(map(id, group["params"]))
+        self._populate()
+
+    def explain(self) -> Explanation:
+        """Which rule and backend each parameter got, and why."""
+        backends = {id(p): bucket.backend for bucket in self._buckets() for p in bucket.params}
+        rows = Explanation()
+        for p, name, group, _ in self._parameters():
+            rule, reason = rule_of(p, group)
+            rule, reason = diagnostics.refine_rule(p, self.state.get(p, {}), rule, reason)
+            rows.append(Row(name, tuple(p.shape), rule, reason, backends.get(id(p), "none")))
+        return rows
+
+    def diagnostics(self, synchronize: bool = False) -> dict[str, dict[str, Any]]:
+        """Norms, step sizes, radial shares and guard activity of the last step, per parameter.
+
+        Returns ``{parameter: {quantity: value}}``. The values are 0-D tensors on the parameters'
+        device, or, with ``synchronize``, Python numbers fetched in one transfer per device.
+        :func:`adamo_optim.flatten_diagnostics` gives a logger's flat dictionary.
+        """
+        return diagnostics.collect(self._buckets(), synchronize)
+
+    # ---- checkpoints ----------------------------------------------------------------------
+
+    @torch._disable_dynamo
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state; buffers keep their own dtype (float32 for bfloat16 parameters)."""
+        # The base class casts state to the parameters' dtype. This hook is the last one, so it
+        # sees the dictionary as the user's hooks left it, and __setstate__ takes the values back.
+        source: StateDict = {}
+        handle = self.register_load_state_dict_pre_hook(lambda _, final: source.update(final))
+        self._loading = source
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+            self._loading = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        source = self.__dict__.get("_loading")
+        if source is not None:
+            _check_schema(source["param_groups"])
+        super().__setstate__(state)
+        self._forget_layout()
+        for group in self.param_groups:
+            for name, value in DEFAULTS.items():
+                group.setdefault(name, value)
+            group["schema"] = SCHEMA
+            self._known.update(map(id, group["params"]))
+        for name, value in DEFAULTS.items():
+            self.defaults.setdefault(name, value)
+        if source is not None:
+            self._take_back(source)
+
+    def _take_back(self, source: StateDict) -> None:
+        saved = chain.from_iterable(group["params"] for group in source["param_groups"])
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        for key, p in zip(saved, params, strict=True):
+            for name, value in source["state"].get(key, {}).items():
+                if isinstance(value, Tensor) and name in (*SCALARS, *BUFFERS):
+                    self.state[p][name] = value.to(p.device)
+
+    # ---- layout ---------------------------------------------------------------------------
+
+    def _forget_layout(self) -> None:
+        self._layout: list[Bucket] = []
+        self._signature: Any = None
+        self._known: set[int] = self.__dict__.get("_known", set())
+        self._loading: StateDict | None = self.__dict__.get("_loading")
+
+    def _parameters(self) -> Iterator[tuple[Tensor, str, dict[str, Any], int]]:
+        """Every parameter once, with its name, group and running number."""
+        seen: set[int] = set()
+        number = 0
+        for g, group in enumerate(self.param_groups):
+            for p, name in zip(group["params"], _names(g, group)):
+                if id(p) not in seen:
+                    seen.add(id(p))
+                    yield p, name, group, number
+                number += 1
+
+    def _trains(self, p: Tensor) -> bool:
+        return not p.is_meta and (p.requires_grad or p.grad is not None or p in self.state)
+
+    def _populate(self) -> None:
+        """State exists before the first step, so that saving a fresh optimizer changes nothing."""
+        for p, _, group, number in self._parameters():
+            if self._trains(p):
+                initialize(self.state[p], p, group, number)
+
+    @torch._disable_dynamo
+    def _buckets(self) -> list[Bucket]:
+        """The blocks by device and backend, laid out anew when anything about them changed."""
+        signature = [
+            (
+                [(id(p), p.requires_grad or p.grad is not None) for p in group["params"]],
+                [group[name] for name in STRUCTURE],
+                group["curvature_target"] is None,
+            )
+            for group in self.param_groups
+        ]
+        if signature != self._signature or not all(b.is_current() for b in self._layout):
+            self._lay_out()
+            self._signature = signature
+        return self._layout
+
+    def _lay_out(self) -> None:
+        for group in self.param_groups:
+            check_options(group)
+        self._check_swapped()
+        self._populate()
+        buckets: dict[tuple[torch.device, str], Bucket] = {}
+        for p, name, group, number in self._parameters():
+            if not self._trains(p):
+                continue
+            key = (p.device, _backend(group, p))
+            bucket = buckets.setdefault(key, Bucket(*key))
+            if not bucket.groups or bucket.groups[-1] is not group:
+                bucket.add_group(group)
+            bucket.add(p, name, rule_of(p, group)[0], number, self.state[p])
+        self._layout = list(buckets.values())
+        for bucket in self._layout:
+            bucket.finish()
+
+    def _check_swapped(self) -> None:
+        """ZeRO-style wrappers put flat partitions in the place of the parameters we were given."""
+        for p, name, _, _ in self._parameters():
+            if id(p) not in self._known:
+                geometry.check_parameter(p, name)
+                if p.dim() == 1 and not isinstance(p, torch.nn.Parameter):
+                    raise RuntimeError(
+                        f"{name} was put in the place of the parameter AdamO was built with, and "
+                        f"it is flat. {geometry.FLAT_PARAMETER_HELP}"
+                    )
+
+
+def _backend(group: dict[str, Any], p: Tensor) -> str:
+    """The fastest backend that can honour the group's options, as torch chooses it."""
+    if group["differentiable"]:
+        return "differentiable"
+    foreach = group["foreach"]
+    if foreach is None:
+        native = type(p) in (Tensor, torch.nn.Parameter)
+        supported = p.device.type in _get_foreach_kernels_supported_devices()
+        foreach = native and supported and p.device.type != "cpu"
+    return "foreach" if foreach else "for-loop"
+
+
+def _names(index: int, group: dict[str, Any]) -> Iterable[str]:
+    if "param_names" in group:
+        return group["param_names"]
+    return (f"group{index}.param{i}" for i in range(len(group["params"])))
+
+
+def _check_schema(groups: Iterable[dict[str, Any]]) -> None:
+    for group in groups:
+        schema = group.get("schema")
+        if schema is None:
+            raise ValueError(
+                "this state_dict was not written by AdamO. To continue a run of AdamW or Adam, "
+                "load it into that optimizer and pass that to AdamO.from_adamw."
+            )
+        if schema > SCHEMA:
+            raise ValueError(
+                f"this state_dict has schema {schema}; this version of adamo-optim reads up to "
+                f"{SCHEMA}. Install a newer adamo-optim."
+            )

@@ -1,0 +1,251 @@
+"""The options of AdamO: defaults, legal values, and their form as vectors on a device."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .control import NORM_FLOOR, Options
+
+SCHEMA = 1  # of the state and the group options; raised whenever either changes its meaning
+
+DEFAULTS: dict[str, Any] = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 1e-3,
+    "radial_lr_ratio": 100.0,
+    "radial_lr": None,
+    "radial_beta": 0.9,
+    "curvature_target": "auto",
+    "curvature_beta": 0.9,
+    "previous_gradient": "exact",
+    "decay_lr": "radial",
+    "tangential": "additive",
+    "low_dim": "auto",
+    "low_dim_scale": 1.0,
+    "delta": None,
+    "wd_ratio": 1.0,
+    "guard": True,
+    "maximize": False,
+    "foreach": None,
+    "fused": None,
+    "capturable": False,
+    "differentiable": False,
+    "rule": "auto",
+    "rule_reason": "",
+    "schema": SCHEMA,
+}
+
+# AdamO on CIFAR-100, section 3.1 of the paper, to the letter. δ = 0.1 and wd_ratio = 0.5 are
+# switched on at epoch 200 there; τ_target is printed nowhere, 1.0 makes Eq. 6 read η_ρ/√τ.
+PAPER: dict[str, Any] = {
+    "lr": 8e-4,
+    "radial_lr": 5e-3,
+    "weight_decay": 2e-4,
+    "curvature_target": 1.0,
+    "guard": False,
+}
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "previous_gradient": ("exact", "bfloat16", "sampled"),
+    "decay_lr": ("radial", "tangential"),
+    "tangential": ("additive", "angular"),
+    "rule": ("auto", "general", "scale_invariant", "low_dim"),
+}
+
+# name: (lower bound, is it legal itself, upper bound, is it legal itself)
+RANGES: dict[str, tuple[float, bool, float, bool]] = {
+    "lr": (0.0, True, math.inf, False),
+    "eps": (0.0, True, math.inf, False),
+    "weight_decay": (0.0, True, math.inf, False),
+    "radial_lr_ratio": (0.0, True, math.inf, False),
+    "radial_lr": (0.0, True, math.inf, False),
+    "radial_beta": (0.0, True, 1.0, False),
+    "curvature_target": (0.0, False, math.inf, False),
+    "curvature_beta": (0.0, True, 1.0, False),
+    "low_dim_scale": (0.0, False, 1.0, True),
+    "delta": (0.0, False, math.inf, False),
+    "wd_ratio": (0.0, True, math.inf, False),
+}
+OPTIONAL = ("radial_lr", "curvature_target", "delta")  # None switches them off
+
+COLLAPSE_DECAY = 1e-3  # decay per step above which the constructor warns
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise ``ValueError`` with name, value and legal range for the first bad option."""
+    for name in RANGES:
+        value = options[name]
+        if value is None and name in OPTIONAL:
+            continue
+        if name == "curvature_target" and value == "auto":
+            continue
+        check_number(name, value, RANGES[name])
+    betas = options["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"betas must be a pair of numbers, got {betas!r}")
+    for i, beta in enumerate(betas):
+        check_number(f"betas[{i}]", beta, (0.0, True, 1.0, False))
+    for name, choices in CHOICES.items():
+        if options[name] not in choices:
+            legal = ", ".join(repr(c) for c in choices)
+            raise ValueError(f"{name} must be one of {legal}, got {options[name]!r}")
+    check_low_dim(options["low_dim"])
+    for name in ("guard", "maximize", "capturable", "differentiable"):
+        if not isinstance(options[name], bool):
+            raise ValueError(f"{name} must be True or False, got {options[name]!r}")
+    check_backend(options)
+
+
+def check_number(name: str, value: Any, bounds: tuple[float, bool, float, bool]) -> None:
+    """One numeric option: a real number or a tensor with one element, inside its bounds."""
+    low, low_legal, high, high_legal = bounds
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"Tensor {name} must be 1-element, got shape {tuple(value.shape)}")
+        value = value.item()
+    above = ">=" if low_legal else ">"
+    legal = f"{above} {low:g}"
+    if math.isfinite(high):
+        legal += f" and {'<=' if high_legal else '<'} {high:g}"
+    alternatives = " (or None)" if name in OPTIONAL else ""
+    if name == "curvature_target":
+        alternatives = ' (or "auto", or None)'
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name} must be a number {legal}{alternatives}, got {value!r}")
+    inside = (value >= low if low_legal else value > low) and (
+        value <= high if high_legal else value < high
+    )
+    if not inside:
+        raise ValueError(f"{name} must be {legal}{alternatives}, got {value}")
+
+
+def check_low_dim(value: Any) -> None:
+    is_threshold = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if value is not None and value != "auto" and not is_threshold:
+        raise ValueError(f'low_dim must be "auto", None or an integer >= 0, got {value!r}')
+
+
+def check_backend(options: dict[str, Any]) -> None:
+    for name in ("foreach", "fused"):
+        if options[name] not in (None, True, False):
+            raise ValueError(f"{name} must be True, False or None, got {options[name]!r}")
+    if options["fused"] and options["differentiable"]:
+        raise RuntimeError("`fused` does not support `differentiable`")
+    if options["fused"] and options["foreach"]:
+        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+    if options["foreach"] and options["differentiable"]:
+        raise RuntimeError("`foreach` does not support `differentiable`")
+    if options["fused"]:
+        raise RuntimeError(
+            "fused=True was asked for, but this version of AdamO has no fused kernel; "
+            "use fused=None to get the fastest backend there is."
+        )
+
+
+def decay_per_step(options: dict[str, Any]) -> float:
+    """How much of a weight decay takes away in one step, before curvature scales it."""
+    lr, ratio, absolute = (options[k] for k in ("lr", "radial_lr_ratio", "radial_lr"))
+    if options["decay_lr"] == "radial":
+        lr = ratio * lr if absolute is None else absolute
+    return float(lr * options["weight_decay"])
+
+
+def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
+    """Someone used to AdamW's weight_decay = 0.1 is told what it means here."""
+    worst = max(groups, key=decay_per_step)
+    decay = decay_per_step(worst)
+    if decay <= COLLAPSE_DECAY * (1 + 1e-6):
+        return
+    steps = math.log(2) / -math.log1p(-min(decay, 0.5))
+    if worst["guard"]:
+        fate = f"The guard will stop the decay at {NORM_FLOOR:g} of the initial norm, but the fit"
+    else:
+        fate = "Nothing will stop it with guard=False; the fit"
+    warnings.warn(
+        f"weight_decay={float(worst['weight_decay']):g} takes {decay:.2g} of every weight away per "
+        f"step (half of it in about {max(1, round(steps))} steps): AdamO's radial part is SGD, so "
+        f"its weight decay is SGD's, around 1e-3 with the default radial_lr_ratio. {fate} "
+        "will suffer. Coming from AdamW, divide weight_decay by radial_lr_ratio "
+        "(AdamO.from_adamw does).",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+class OptionTable:
+    """The groups' options as vectors over the blocks of one device.
+
+    The numbers travel to the device only when one has changed; options that are tensors on that
+    device are read there in every step, so that a replayed CUDA graph sees their new values.
+    """
+
+    def __init__(self, sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype, self.sizes = device, dtype, sizes
+        index = [i for i, size in enumerate(sizes) for _ in range(size)]
+        self.index = torch.tensor(index, dtype=torch.long, device=device)
+        self.rows: list[tuple[float, ...]] = []
+        self.matrix = torch.empty(0)
+        self.vectors: Options | None = None
+
+    def __call__(self, groups: Sequence[dict[str, Any]], differentiable: bool = False) -> Options:
+        tensors: list[tuple[int, int, Tensor]] = []
+        rows = []
+        for i, group in enumerate(groups):
+            row = list(as_numbers(group))
+            for j, value in enumerate(row):
+                if isinstance(value, Tensor):
+                    if differentiable or value.device.type != "cpu":
+                        tensors.append((j, i, value))
+                        row[j] = 0.0
+                    else:
+                        row[j] = value.item()
+            rows.append(tuple(row))
+        if rows != self.rows or self.vectors is None:
+            for group in groups:
+                check_options(group)
+            small = torch.tensor(rows, dtype=self.dtype).T.contiguous()
+            self.matrix = small.to(self.device, non_blocking=True)[:, self.index]
+            self.rows, self.vectors = rows, Options(*self.matrix.unbind())
+        return self.with_tensors(tensors) if tensors else self.vectors
+
+    def with_tensors(self, tensors: list[tuple[int, int, Tensor]]) -> Options:
+        """The vectors with device tensors filled in at (option, group)."""
+        columns = list(self.matrix.unbind())
+        for row, group, value in tensors:
+            value = value.to(self.device, self.dtype).reshape(())
+            columns[row] = torch.where(self.index == group, value, columns[row])
+        return Options(*columns)
+
+
+def as_numbers(group: dict[str, Any]) -> Iterator[float | Tensor]:
+    """A group's options as numbers, in the order of :class:`~adamo_optim.control.Options`."""
+    target = group["curvature_target"]
+    yield group["lr"]
+    yield from group["betas"]
+    yield group["eps"]
+    yield group["weight_decay"]
+    yield group["radial_lr_ratio"]
+    yield _or_nan(group["radial_lr"])
+    yield group["radial_beta"]
+    yield float(target == "auto")
+    yield _or_nan(None if target == "auto" else target)
+    yield group["curvature_beta"]
+    yield float(group["decay_lr"] == "tangential")
+    yield float(group["tangential"] == "angular")
+    yield group["low_dim_scale"]
+    yield _or_nan(group["delta"])
+    yield group["wd_ratio"]
+    yield float(group["guard"])
+    yield -1.0 if group["maximize"] else 1.0
+
+
+def _or_nan(value: float | Tensor | None) -> float | Tensor:
+    return math.nan if value is None else value

@@ -1,0 +1,384 @@
+"""Parameter groups that know the architecture: scale-invariant weights by Euler's identity.
+
+The model itself is never run; a float64 twin of it is, so that zero can mean rounding level.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+import math
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+RULES = ("low_dim", "scale_invariant", "general", "auto")
+NOT_EXAMINED = ("auto", "not examined: no example batch was given")
+SCALE_INVARIANT = ("scale_invariant", "scale-invariant by Euler's identity")
+SCALE_DEPENDENT = ("general", "depends on its scale")
+NO_GRADIENT = ("general", "no gradient reached it: unknown, treated as general")
+NOT_FINITE = ("general", "its gradient was not finite: unknown, treated as general")
+SET_BY_USER = "set by the user"
+
+# A norm layer's eps moves |cos(g, w)| by about eps / variance: 1e-20 serves features down to a
+# standard deviation of 1e-5 at the default tolerance. Features without any variance are divided
+# by √eps = 1e-10 instead of 0: their gradients stay finite, and not so large that another
+# dependence on the scale of w could vanish beside them in the cosine.
+NEGLIGIBLE_EPS = 1e-20
+EPS_NAMES = ("eps", "epsilon", "variance_epsilon")
+NORM_FUNCTIONS = {F.batch_norm, F.group_norm, F.instance_norm, F.layer_norm, F.rms_norm}
+NARROW_CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+WIDE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
+WIDE[torch.complex64] = torch.complex128
+ROUNDING = 1e-13  # ‖g‖‖w‖ below this share of the model's largest is cancellation noise
+
+Forward = Callable[[nn.Module, Any], Any]
+Verdict = tuple[str, str]  # rule, reason
+
+
+def param_groups(
+    model: nn.Module,
+    example_batch: Any = None,
+    *,
+    overrides: Mapping[str, str | Mapping[str, Any]] | None = None,
+    forward: Forward | None = None,
+    low_dim: str | int | None = "auto",
+    trials: int = 3,
+    tolerance: float = 1e-10,
+) -> list[dict[str, Any]]:
+    r"""Sort a model's parameters into groups for AdamO by the rule each should follow.
+
+    A weight is scale-invariant when :math:`f(c\,w) = f(w)` for every :math:`c > 0`, as before
+    BatchNorm. By Euler's identity the Jacobian then takes w to zero, and every gradient g = Jᵀy is
+    orthogonal to w, whatever the cotangent y:
+
+    .. math:: J(w)\,w = 0 \quad\Longrightarrow\quad \langle g, w\rangle = 0
+
+    A few backward passes with random cotangents therefore examine all weights at once. They run in
+    train mode on a float64 copy whose norm layers have a negligible eps and whose constant
+    parameters are perturbed: a bias that starts at zero hides that W x + b depends on the scale
+    of W, and a zero weight lets no gradient through. The model, its gradients and flags and the
+    random state stay as they are.
+
+    Args:
+        model: the model, before it is wrapped for distributed training.
+        example_batch: what the model takes: ``model(**batch)`` for a mapping, ``model(*batch)``
+            for a tuple or list, else ``model(batch)``. A small one will do, but BatchNorm needs
+            three values a channel (it maps any two to ±1). ``None``: nothing is guessed, every
+            rule is ``"auto"`` and AdamO decides by shape.
+        overrides: a rule, or a dict of group options with or without ``"rule"``, by parameter name
+            or glob pattern. Options add up; where they differ, later patterns win over earlier
+            ones and exact names over patterns.
+        forward: ``forward(model, batch)`` in place of the calls above. Every tensor in its result
+            counts, so leave out what the loss does not read, such as caches.
+        low_dim: ``"auto"`` makes parameters with dim <= 1 low-dimensional, an integer also those
+            with fewer elements, ``None`` none. Decided first, as in Algorithm 1.
+        trials: the number of forward and backward passes.
+        tolerance: the largest \|cos(g, w)\| of a scale-invariant weight.
+
+    Returns:
+        Groups ``{"params": [(name, parameter), ...], "rule": ..., "rule_reason": ..., **options}``
+        with every parameter once: tied ones by their first name, frozen ones too. A norm written
+        by hand with a literal eps looks scale-dependent; ``overrides`` can correct that.
+
+    Example:
+        >>> model = nn.Sequential(
+        ...     nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5)
+        ... )
+        >>> for group in param_groups(model, torch.randn(4, 3, 4, 4)):
+        ...     print(group["rule"], [name for name, _ in group["params"]])
+        scale_invariant ['0.weight']
+        low_dim ['1.weight', '1.bias', '3.bias']
+        general ['3.weight']
+
+    References:
+        AdamO, Algorithm 1, ScaleInv(w): https://arxiv.org/abs/2602.05136.
+        AdamP, on the growth of scale-invariant weights: https://arxiv.org/abs/2006.08217.
+    """
+    _check(model, example_batch, forward, low_dim, trials, tolerance)
+    options = _options_by_name(model, overrides or {})
+    if example_batch is None:
+        verdicts = {name: NOT_EXAMINED for name, _ in model.named_parameters()}
+        shared = {} if low_dim == "auto" else {"low_dim": low_dim}  # AdamO decides, so tell it
+    else:
+        verdicts = _examine(model, example_batch, forward or _call, trials, tolerance)
+        verdicts |= {n: v for n, p in model.named_parameters() if (v := _low_dim(p, low_dim))}
+        shared = {}
+    groups: dict[tuple[object, ...], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        extra = {**shared, **options[name]}
+        rule, reason = verdicts[name]
+        if "rule" in extra:
+            rule, reason = extra.pop("rule"), SET_BY_USER
+        # Options need not be hashable, and equal tensors may still be different learning rates.
+        values = [(k, id(v) if isinstance(v, Tensor) else repr(v)) for k, v in extra.items()]
+        new = {"params": [], "rule": rule, "rule_reason": reason, **extra}
+        groups.setdefault((rule, reason, *sorted(values)), new)["params"].append((name, parameter))
+    return list(groups.values())
+
+
+def _check(
+    model: nn.Module, batch: Any, forward: Any, low_dim: Any, trials: int, tolerance: float
+) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    if low_dim not in ("auto", None) and not (type(low_dim) is int and low_dim >= 0):
+        raise ValueError(f'low_dim must be "auto", an integer >= 0 or None, got {low_dim!r}.')
+    if type(trials) is not int or trials < 1:
+        raise ValueError(f"trials must be an integer >= 1, got {trials!r}.")
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
+    if forward is not None and batch is None:
+        raise ValueError("forward has nothing to run on: pass an example_batch with it.")
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(
+                f"Parameter {name!r} is lazy and has no shape yet: run a forward pass first."
+            )
+        if parameter.is_meta:
+            raise ValueError(
+                f"Parameter {name!r} is on the meta device and has no values: materialize the "
+                "model on a real device first."
+            )
+
+
+def _low_dim(parameter: Tensor, threshold: str | int | None) -> Verdict | None:
+    if threshold is not None and parameter.dim() <= 1:
+        return "low_dim", "dim <= 1"
+    if isinstance(threshold, int) and parameter.numel() < threshold:
+        return "low_dim", f"numel < {threshold}"
+    return None
+
+
+def _options_by_name(model: nn.Module, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The user's group options of every parameter, under the name it is listed by."""
+    listed_as = {p: name for name, p in model.named_parameters()}
+    # Tied weights answer to each of their names.
+    aliases = {n: listed_as[p] for n, p in model.named_parameters(remove_duplicate=False)}
+    options: dict[str, dict[str, Any]] = {name: {} for name in listed_as.values()}
+    for key in sorted(overrides, key=aliases.__contains__):  # exact names last, so that they win
+        names = [n for n in aliases if n == key or (key not in aliases and fnmatchcase(n, key))]
+        if not names:
+            some = ", ".join(repr(n) for n in list(aliases)[:5])
+            raise ValueError(
+                f"The override {key!r} matches no parameter; the names are like {some}."
+            )
+        for name in names:
+            options[aliases[name]].update(_as_options(key, overrides[key]))
+    return options
+
+
+def _as_options(key: str, override: object) -> dict[str, Any]:
+    if not isinstance(override, (str, Mapping)):
+        raise ValueError(
+            f"The override of {key!r} must be a rule or a dict of options, got {override!r}."
+        )
+    options = {"rule": override} if isinstance(override, str) else dict(override)
+    if options.get("rule", "auto") not in RULES:
+        legal = ", ".join(map(repr, RULES))
+        raise ValueError(f"The rule of {key!r} must be one of {legal}, got {options['rule']!r}.")
+    if written_here := {"params", "rule_reason"} & options.keys():
+        raise ValueError(f"The override of {key!r} must not set {min(written_here)!r}.")
+    return options
+
+
+def _examine(
+    model: nn.Module, batch: Any, forward: Forward, trials: int, tolerance: float
+) -> dict[str, Verdict]:
+    """Rule and reason of every parameter by Euler's identity."""
+    generator = torch.Generator().manual_seed(0)  # the same verdicts every time
+    with _isolation():
+        twin = _float64_twin(model)
+        weights = dict(twin.named_parameters())
+        _leave_special_points(weights.values(), generator)
+        measured = {name: [] for name in weights}  # ⟨g, w⟩ and ‖g‖‖w‖, per trial
+        for _ in range(trials):
+            gradients = _random_gradients(twin, batch, forward, generator)
+            for name, weight in weights.items():
+                measured[name].append(_alignment(gradients.get(weight), weight))
+    sizes = [size for pairs in measured.values() for _, size in pairs if math.isfinite(size)]
+    noise = ROUNDING * max(sizes, default=0.0)
+    return {name: _verdict(pairs, tolerance, noise) for name, pairs in measured.items()}
+
+
+def _alignment(gradient: Tensor | None, weight: Tensor) -> tuple[float, float]:
+    if gradient is None:
+        return 0.0, 0.0
+    g, w = gradient.to_dense(), weight.detach()
+    if w.is_complex():
+        g, w = torch.view_as_real(g), torch.view_as_real(w)
+    return float((g * w).sum()), float(g.norm() * w.norm())
+
+
+def _verdict(measured: list[tuple[float, float]], tolerance: float, noise: float) -> Verdict:
+    if not all(math.isfinite(value) for pair in measured for value in pair):
+        return NOT_FINITE
+    # Stochastic depth and routing may miss a weight in one trial: those that reach it decide.
+    reached = [(inner, size) for inner, size in measured if size > 0.0]
+    if reached and all(abs(inner) <= tolerance * size for inner, size in reached):
+        return SCALE_INVARIANT
+    if all(size <= noise for _, size in reached):
+        return NO_GRADIENT
+    return SCALE_DEPENDENT
+
+
+@contextlib.contextmanager
+def _isolation() -> Iterator[None]:
+    """Gradients on, autocast and compilation off, float64 by default; random states come back."""
+    with contextlib.ExitStack() as stack:
+        # Asking CUDA for its state would initialize it.
+        cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        stack.enter_context(torch.random.fork_rng(devices=cuda))
+        stack.callback(random.setstate, random.getstate())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device_type in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        if "torch._dynamo" in sys.modules:  # else nothing compiles, and importing it is slow
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)
+        yield
+
+
+def _float64_twin(model: nn.Module) -> nn.Module:
+    """A float64 copy in train mode, every weight trainable, every norm layer's eps negligible."""
+    # Hook-based weight_norm leaves computed weights in its module, which torch refuses to copy.
+    computed = [t for t in _plain_tensors(model) if not t.is_leaf]
+    try:
+        twin = copy.deepcopy(model, {id(t): t.detach().clone() for t in computed})
+    except Exception as error:
+        raise RuntimeError(
+            f"The model cannot be copied ({type(error).__name__}: {error}). Call param_groups "
+            "before the model is wrapped, or with example_batch=None to examine nothing."
+        ) from error
+    if not all(map(_has_float64, {p.device for p in twin.parameters()})):
+        twin.cpu()
+    twin.double().train()
+    for tensor in (*twin.parameters(), *twin.buffers(), *_plain_tensors(twin)):
+        tensor.data = tensor.data.to(WIDE.get(tensor.dtype, tensor.dtype))
+    for parameter in twin.parameters():
+        parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
+    for module in twin.modules():
+        for name in EPS_NAMES:
+            if isinstance(getattr(module, name, None), float):
+                with contextlib.suppress(AttributeError):  # a read-only property
+                    setattr(module, name, NEGLIGIBLE_EPS)
+    return twin
+
+
+def _plain_tensors(model: nn.Module) -> list[Tensor]:
+    """Tensors kept as attributes that are neither parameters nor buffers."""
+    return [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
+
+
+def _has_float64(device: torch.device) -> bool:
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):  # mps
+        return False
+    return True
+
+
+@torch.no_grad()
+def _leave_special_points(parameters: Iterable[Tensor], generator: torch.Generator) -> None:
+    """Perturb constant parameters: what holds only at 0 or 1 does not last in training."""
+    for p in parameters:
+        if p.requires_grad and p.numel() > 0 and (p == p.flatten()[0]).all():
+            spread = 0.1 * p.abs().max().item() or 0.02
+            p.add_(spread * torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device))
+
+
+def _random_gradients(
+    twin: nn.Module, batch: Any, forward: Forward, generator: torch.Generator
+) -> dict[Tensor, Tensor | None]:
+    """Every trainable parameter's gradient in one forward pass with random cotangents."""
+    weights = [p for p in twin.parameters() if p.requires_grad]
+    try:
+        with _Float64Mode():
+            result = forward(twin, _float64_batch(batch, {p.device for p in twin.parameters()}))
+            outputs = [t for t in _tensors_in(result) if t.requires_grad]
+            cotangents = [
+                torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
+                for t in outputs
+            ]
+            # Not backward(): that could write into .grad fields outside the twin.
+            gradients = outputs and torch.autograd.grad(
+                outputs, weights, cotangents, allow_unused=True
+            )
+    except Exception as error:
+        raise RuntimeError(
+            "The model could not be examined: in train mode and float64, on this example_batch, it "
+            f"raised {type(error).__name__}: {error}\nIf it is called in another way, pass forward="
+            "lambda model, batch: ... (say model(batch[0]) for a loader's (x, y)). BatchNorm needs "
+            "several samples. With example_batch=None nothing is examined."
+        ) from error
+    if not outputs:
+        raise ValueError(
+            f"The model's output, of type {type(result).__name__}, contains no tensor that requires"
+            " grad: pass forward=lambda model, batch: ... that returns what the loss is made of."
+        )
+    return dict(zip(weights, gradients, strict=True))
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def _float64_batch(batch: Any, devices: set[torch.device]) -> Any:
+    """A copy of the batch, floating tensors in float64, on the twin's device if it has one."""
+    copies = {}
+    for t in _tensors_in(batch):
+        device = next(iter(devices)) if len(devices) == 1 else t.device
+        wide = t.detach().to(device, WIDE.get(t.dtype, t.dtype), copy=True)
+        copies[id(t)] = wide.requires_grad_(t.requires_grad)
+    return copy.deepcopy(batch, copies)  # whatever the containers are, they keep their types
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _tensors_in(getattr(value, field.name))
+
+
+class _Float64Mode(TorchFunctionMode):
+    """Keeps models that cast inside in float64, and the eps of functional norms negligible."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in NORM_FUNCTIONS:
+            bound = inspect.signature(func).bind(*args, **kwargs)
+            bound.arguments["eps"] = NEGLIGIBLE_EPS
+            return func(*bound.args, **bound.kwargs)
+        if func in NARROW_CASTS:
+            return Tensor.double(*args, **kwargs)
+        if func is not Tensor.view:  # view(dtype) reads the same bytes in another way
+            args = tuple(_widened(a) for a in args)
+            kwargs = {key: _widened(a) for key, a in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _widened(argument: Any) -> Any:
+    return WIDE.get(argument, argument) if isinstance(argument, torch.dtype) else argument
