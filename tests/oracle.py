@@ -56,6 +56,8 @@ CASES = [
     Case("maximize_angular", {"maximize": True, "tangential": "angular", "delta": 0.3}),
     Case("zero_eps", {"eps": 0.0}),
     Case("large_eps", {"eps": 1e-2}),
+    Case("update_bound", {"betas": (0.9, 0.0), "curvature_target": None}),
+    Case("update_bound_angular", {"betas": (0.9, 0.0), "tangential": "angular"}),
 ]
 
 

@@ -27,6 +27,9 @@ REFERENCE_BETA = 0.999  # the slow average of κ that "auto" curvature compares 
 SCALE_BOUNDS = (0.1, 10.0)  # guard: η_ρ,t / η_ρ
 FACTOR_BOUNDS = (0.5, 2.0)  # guard: what one step's radial part may multiply ‖w‖ by
 NORM_FLOOR = 0.1  # guard: no decay while ‖w‖ < NORM_FLOOR·‖w₀‖
+# guard: root mean square of u = m̂/(√v̂ + ε). Adam stays below it for any β₁² < β₂ < 0.9999;
+# otherwise m can outlive v, and the quotient has no bound.
+UPDATE_BOUND = 100.0
 
 
 class Options(NamedTuple):
@@ -57,7 +60,7 @@ class Traits(NamedTuple):
 
     low_dim: Tensor
     scale_invariant: Tensor
-    cosine_scale: Tensor  # 1/√numel
+    inverse_root: Tensor  # 1/√numel
     rounding: Tensor  # squared relative size under which a tangential gradient is rounding noise
     smallest_eps: Tensor  # what ε = 0 means: enough to keep 0/0 and underflow out of m̂/√v̂
 
@@ -110,6 +113,7 @@ class Second(NamedTuple):
     b: Tensor
     guarded_factor: Tensor
     guarded_decay: Tensor
+    guarded_update: Tensor
 
 
 def before(
@@ -136,7 +140,7 @@ def before(
     eta_radial = scale * torch.where(torch.isnan(o.radial_lr), o.radial_lr_ratio * o.lr, o.radial_lr)
 
     # AdamP's test on the whole tensor; a zero gradient is no evidence.
-    cosine_bound = o.delta * traits.cosine_scale * sums.gg.sqrt() * ww.sqrt()
+    cosine_bound = o.delta * traits.inverse_root * sums.gg.sqrt() * ww.sqrt()
     by_test = (gw.abs() < cosine_bound) & (sums.gg > 0)
     scale_invariant = ((traits.scale_invariant > 0) | by_test) & ~low_dim
 
@@ -198,7 +202,7 @@ def curvature(
 
 
 def after(
-    o: Options, first: First, memory: Memory, sums: Sums, uw: Tensor, uu: Tensor
+    o: Options, traits: Traits, first: First, memory: Memory, sums: Sums, uw: Tensor, uu: Tensor
 ) -> tuple[Second, Memory]:
     """Law 2. ``memory`` is the one law 1 returned; ``uw`` = ⟨u,w⟩, ``uu`` = ‖u‖²."""
     guard, zero = o.guard > 0, torch.zeros_like(uw)
@@ -220,6 +224,11 @@ def after(
     factor = torch.where(guard, factor.clamp(low, high), factor)
 
     # the tangential step, u without its radial part: added, or a pure rotation
+    rms = uu.sqrt() * traits.inverse_root
+    guarded_update = guard & first.live & (rms > UPDATE_BOUND)
+    shrink = torch.where(guarded_update, UPDATE_BOUND / rms, 1 + zero)
+    overflow = guarded_update & torch.isinf(uu)  # then even shrink·u means nothing
+    uw, uu = (torch.where(overflow, zero, x) for x in (shrink * uw, shrink * shrink * uu))
     along = uw / ww
     across = (uu - uw * along).clamp(min=0)  # ‖u^θ‖²
     k = o.lr * norm / initial_norm
@@ -235,5 +244,5 @@ def after(
     ahead, aside = 1 + a1 - b * along, b * b * across / ww
     turned = ahead / (ahead * ahead + aside).clamp(min=torch.finfo(ww.dtype).tiny).sqrt()
     c = memory.radial_momentum * torch.where(radial, turned, 1 + zero)
-    second = Second(a1, b, guarded_factor, guarded_decay)
+    second = Second(a1, shrink * b, guarded_factor, guarded_decay, guarded_update)
     return second, memory._replace(radial_momentum=c)

@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 from . import diagnostics, geometry, migrate
 from .options import DEFAULTS, PAPER, SCHEMA, check_options, warn_of_collapse
 from .rules import Explanation, Row, rule_of
-from .state import BUFFERS, SCALARS, Bucket, initialize
+from .state import BUFFERS, SCALARS, Bucket, Work, initialize
 
 # Options that decide how state is laid out; the others are numbers that a step reads.
 STRUCTURE = (
@@ -76,9 +76,10 @@ class AdamO(Optimizer):
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
         delta: AdamP's online test: a block with \|cos(g, w)\| < delta/√numel takes no radial step.
         wd_ratio: multiplies λ wherever the scale-invariant rule is active.
-        guard: bounds η_ρ,t/η_ρ to [0.1, 10] and a step's radial factor to [0.5, 2], skips decay
-            while ‖w‖ < 0.1·‖w₀‖, takes tangential gradients at rounding level as 0, and leaves a
-            block untouched when its gradient is not finite. ``False`` is Algorithm 1 to the
+        guard: bounds η_ρ,t/η_ρ to [0.1, 10], a step's radial factor to [0.5, 2] and the root mean
+            square of m̂/(√v̂ + ε) to 100, skips decay while ‖w‖ < 0.1·‖w₀‖, takes tangential
+            gradients at rounding level as 0, and leaves a block untouched when its gradient is not
+            finite. ``False`` is Algorithm 1 to the
             letter; non-finite gradients then reach the weights, as in ``torch.optim.AdamW``.
         maximize, foreach, fused, capturable, differentiable: as in ``torch.optim.AdamW``.
 
@@ -125,7 +126,8 @@ class AdamO(Optimizer):
         check_options(defaults)
         self._forget_layout()
         super().__init__(params, defaults)
-        warn_of_collapse(self.param_groups)
+        decaying = (g for p, _, g, _ in self._parameters() if rule_of(p, g)[0] != "low_dim")
+        warn_of_collapse(list(decaying))
 
     @classmethod
     def paper(cls, params: ParamsT, **options: Any) -> AdamO:
@@ -149,8 +151,8 @@ class AdamO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for bucket in self._buckets():
-            bucket.update()
+        for work in self._prepare():
+            work.run()
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -258,6 +260,11 @@ class AdamO(Optimizer):
                 initialize(self.state[p], p, group, number)
 
     @torch._disable_dynamo
+    def _prepare(self) -> list[Work]:
+        """What the host does in a step; the rest is tensor code that torch.compile can trace."""
+        works = (bucket.prepare() for bucket in self._buckets())
+        return [work for work in works if work is not None]
+
     def _buckets(self) -> list[Bucket]:
         """The blocks by device and backend, laid out anew when anything about them changed."""
         signature = [

@@ -155,14 +155,15 @@ def decay_per_step(options: dict[str, Any]) -> float:
     lr, ratio, absolute = (options[k] for k in ("lr", "radial_lr_ratio", "radial_lr"))
     if options["decay_lr"] == "radial":
         lr = ratio * lr if absolute is None else absolute
-    return float(lr * options["weight_decay"])
+    decay = lr * options["weight_decay"]
+    return decay.item() if isinstance(decay, Tensor) else float(decay)
 
 
 def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
     """Someone used to AdamW's weight_decay = 0.1 is told what it means here."""
-    worst = max(groups, key=decay_per_step)
-    decay = decay_per_step(worst)
-    if decay <= COLLAPSE_DECAY * (1 + 1e-6):
+    worst = max(groups, key=decay_per_step, default=None)
+    decay = decay_per_step(worst) if worst else 0.0
+    if worst is None or decay <= COLLAPSE_DECAY * (1 + 1e-6):
         return
     steps = math.log(2) / -math.log1p(-min(decay, 0.5))
     if worst["guard"]:
@@ -170,7 +171,7 @@ def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
     else:
         fate = "Nothing will stop it with guard=False; the fit"
     warnings.warn(
-        f"weight_decay={float(worst['weight_decay']):g} takes {decay:.2g} of every weight away per "
+        f"weight_decay={worst['weight_decay']} takes {decay:.2g} of every weight away per "
         f"step (half of it in about {max(1, round(steps))} steps): AdamO's radial part is SGD, so "
         f"its weight decay is SGD's, around 1e-3 with the default radial_lr_ratio. {fate} "
         "will suffer. Coming from AdamW, divide weight_decay by radial_lr_ratio "

@@ -144,6 +144,7 @@ def reference_step(
         v = beta2 * v + (1 - beta2) * g * g
         state.update(m_tangential=m, v_tangential=v)
         u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
+        u = _bounded(u, p.numel()) if guard else u
         return _like(p, w - options["low_dim_scale"] * lr * u)
 
     # curvature-adaptive radial step size
@@ -187,6 +188,7 @@ def reference_step(
 
     # tangential step
     u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
+    u = _bounded(u, p.numel()) if guard else u
     u_tangential = tangential(u, w)
     if options["tangential"] == "additive":
         return _like(p, factor * w - lr * u_tangential)
@@ -226,6 +228,14 @@ def _curvature_scale(
     if not target > 0:
         return 1.0
     return 1 / math.sqrt(state["tau"] / float(target) + options["eps"])
+
+
+def _bounded(u: Tensor, count: int) -> Tensor:
+    """The guard: a root mean square of 100 at most."""
+    rms = math.sqrt(float(inner(u, u)) / max(count, 1))
+    if math.isinf(rms):
+        return torch.zeros_like(u)
+    return u * (100 / rms) if rms > 100 else u
 
 
 def _like(p: Tensor, w: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ def _examine(
     model: nn.Module, batch: Any, forward: Forward, trials: int, tolerance: float
 ) -> dict[str, Verdict]:
     """Rule and reason of every parameter by Euler's identity."""
-    generator = torch.Generator().manual_seed(0)  # the same verdicts every time
+    generator = torch.Generator("cpu").manual_seed(0)  # the same verdicts every time
     with _isolation():
         twin = _float64_twin(model)
         weights = dict(twin.named_parameters())
@@ -296,7 +296,11 @@ def _leave_special_points(parameters: Iterable[Tensor], generator: torch.Generat
     for p in parameters:
         if p.requires_grad and p.numel() > 0 and (p == p.flatten()[0]).all():
             spread = 0.1 * p.abs().max().item() or 0.02
-            p.add_(spread * torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device))
+            p.add_(_normal_like(p, generator), alpha=spread)
+
+
+def _normal_like(t: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(t.shape, generator=generator, dtype=t.dtype, device="cpu").to(t.device)
 
 
 def _random_gradients(
@@ -308,10 +312,7 @@ def _random_gradients(
         with _Float64Mode():
             result = forward(twin, _float64_batch(batch, {p.device for p in twin.parameters()}))
             outputs = [t for t in _tensors_in(result) if t.requires_grad]
-            cotangents = [
-                torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device)
-                for t in outputs
-            ]
+            cotangents = [_normal_like(t, generator) for t in outputs]
             # Not backward(): that could write into .grad fields outside the twin.
             gradients = outputs and torch.autograd.grad(
                 outputs, weights, cotangents, allow_unused=True

@@ -122,7 +122,7 @@ class Bucket:
         self.traits = Traits(
             low_dim=vector([rule == "low_dim" for rule in self.rules]),
             scale_invariant=vector([rule == "scale_invariant" for rule in self.rules]),
-            cosine_scale=vector([max(p.numel(), 1) ** -0.5 for p in self.params]),
+            inverse_root=vector([max(p.numel(), 1) ** -0.5 for p in self.params]),
             rounding=vector([geometry.rounding_level(p.dtype, self.dtype) for p in self.params]),
             smallest_eps=vector([geometry.smallest_eps(p) for p in self.params]),
         )
@@ -156,13 +156,11 @@ class Bucket:
         except KeyError:
             return False
 
-    def read(self) -> tuple[Options, Memory]:
-        """The options and the scalar state as vectors."""
-        options = self.table(self.groups, self.differentiable)
+    def read(self) -> Memory:
+        """The scalar state as vectors."""
         if self.differentiable:
-            stacks = (torch.stack([s[key] for s in self.states]) for key in SCALARS)
-            return options, Memory(*stacks)
-        return options, self.memory
+            return Memory(*(torch.stack([s[key] for s in self.states]) for key in SCALARS))
+        return self.memory
 
     def write(self, memory: Memory) -> None:
         """Store the scalar state after a step."""
@@ -174,49 +172,58 @@ class Bucket:
             for state, value in zip(self.states, stack.unbind(), strict=True):
                 state[key] = value.to(state[key].dtype)
 
-    def active(self, slots: list[int]) -> Tensor:
-        """Which blocks have a gradient, as a vector; uploaded only when it changes."""
+    def mark_active(self, slots: list[int]) -> None:
+        """Which blocks have a gradient, as a mask and as an index; uploaded only when it changes."""
         present = set(slots)
         key = tuple(slot in present for slot in range(len(self.params)))
         if key != self.active_key:
             self.active_key = key
-            self.active_vector = torch.tensor(key).to(self.device, non_blocking=True)
-        return self.active_vector
+            self.active = torch.tensor(key).to(self.device, non_blocking=True)
+            self.index = torch.tensor(slots).to(self.device, non_blocking=True)
 
     def _vector(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype).to(self.device, non_blocking=True)
 
-    def blocks(self) -> Blocks:
-        """Collect the blocks that have a gradient."""
+    def prepare(self) -> Work | None:
+        """The host's part of a step: collect gradients and options; None without a gradient."""
         blocks = Blocks(self.dtype, replace=self.differentiable)
         for slot, p in enumerate(self.params):
             if p.grad is not None:
                 geometry.check_gradient(p, self.names[slot])
                 blocks.add(slot, p, p.grad, self.states[slot], self.seeds[slot])
-        return blocks
+        if not len(blocks):
+            return None
+        self.mark_active(blocks.slots)
+        return Work(self, blocks, self.table(self.groups, self.differentiable))
 
-    def spread(self, values: Tensor, slots: list[int]) -> tuple[Tensor, ...]:
-        """Rows of scalars of some blocks → one vector per scalar over all blocks, 0 elsewhere."""
-        if len(slots) < len(self.params):
-            index = torch.tensor(slots, device=self.device)
-            values = values.new_zeros(len(self.params), values.shape[1]).index_copy(0, index, values)
+    def spread(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Rows of scalars of the active blocks → one vector per scalar over all, 0 elsewhere."""
+        if len(values) < len(self.params):
+            zeros = values.new_zeros(len(self.params), values.shape[1])
+            values = zeros.index_copy(0, self.index, values)
         return values.unbind(dim=1)
 
-    def update(self) -> None:
-        """One step of all blocks: three passes and the two laws between them."""
-        passes = foreach if self.backend == "foreach" else loop
-        blocks = self.blocks()
-        if not len(blocks):
-            return
-        options, memory = self.read()
-        sums = Sums(*self.spread(passes.reduce(blocks), blocks.slots))
-        active = self.active(blocks.slots)
-        first, memory = control.before(options, self.traits, memory, sums, active)
+
+class Work(NamedTuple):
+    """One step of a bucket, ready to run."""
+
+    bucket: Bucket
+    blocks: Blocks
+    options: Options
+
+    def run(self) -> None:
+        """The device's part of a step: three passes and the two laws between them."""
+        bucket, blocks, options = self
+        passes = foreach if bucket.backend == "foreach" else loop
+        memory = bucket.read()
+        sums = Sums(*bucket.spread(passes.reduce(blocks)))
+        first, memory = control.before(options, bucket.traits, memory, sums, bucket.active)
         updates, products = passes.moments(blocks, first)
-        uw, uu = self.spread(products, blocks.slots)
-        second, memory = control.after(options, first, memory, sums, uw, uu)
+        uw, uu = bucket.spread(products)
+        second, memory = control.after(options, bucket.traits, first, memory, sums, uw, uu)
         passes.apply(blocks, updates, second)
-        self.write(memory)
-        for i, slot in enumerate(blocks.slots if self.differentiable else ()):
-            blocks.put_back(i, self.params[slot], self.states[slot])
-        self.last = Record(sums, uw, uu, first, second, memory.tau, active)
+        bucket.write(memory)
+        if bucket.differentiable:
+            for i, slot in enumerate(blocks.slots):
+                blocks.put_back(i, bucket.params[slot], bucket.states[slot])
+        bucket.last = Record(sums, uw, uu, first, second, memory.tau, bucket.active)

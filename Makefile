@@ -1,0 +1,51 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both make their own environment first.
+
+PYTHON ?= python3
+# Another package index, for those who need one: make test INDEX_URL=https://...
+INDEX_URL ?=
+# Which tests `make test` runs (pytest -m), and more arguments for pytest and for the demo.
+MARKS ?= not slow
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format ci clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## make .venv and install the package into it with everything for development
+
+# An environment that is there and has pip is kept; a missing or broken one is made anew.
+$(STAMP): pyproject.toml constraints-dev.txt
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## compare AdamW and AdamO on handwritten digits: about two minutes
+	$(PY) examples/demo.py $(DEMO_ARGS)
+
+# Two workers with one thread each: more threads than cores make small tensor operations slower.
+test: $(STAMP)  ## run the tests on two cores
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m '$(MARKS)' $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## ruff check, ruff format --check, pyright
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright
+
+format: $(STAMP)  ## let ruff mend and format the code
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+ci:  ## what continuous integration runs: test, lint and a quick demo
+	.ci/run
+
+clean:  ## remove .venv, caches and what programs wrote
+	rm -rf $(VENV) build dist demo-output .pytest_cache .ruff_cache .hypothesis
+	find src tests examples -name '__pycache__' -prune -exec rm -rf {} + -o -name '*.egg-info' -prune -exec rm -rf {} +

@@ -1,0 +1,243 @@
+"""Safe by default: what the guard does, and what happens at the edges."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adamo_optim import AdamO
+
+BACKENDS = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
+
+
+def weight(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    source = torch.Generator().manual_seed(0)
+    return nn.Parameter((torch.randn(shape, generator=source) * scale).to(dtype))
+
+
+def norm(p: torch.Tensor) -> float:
+    return float(p.detach().double().norm())
+
+
+def last(optimizer: AdamO) -> dict[str, Any]:
+    return next(iter(optimizer.diagnostics(synchronize=True).values()))
+
+
+# ---- warnings ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({}, False),
+        ({"lr": 1e-2}, False),
+        ({"weight_decay": 0.01}, False),
+        ({"weight_decay": 0.1}, True),
+        ({"weight_decay": 1.0}, True),
+        ({"lr": 3e-4, "weight_decay": 0.1}, True),
+        ({"weight_decay": 1.0, "decay_lr": "tangential"}, False),
+        ({"weight_decay": 0.1, "radial_lr": 1e-3}, False),
+        ({"weight_decay": 0.1, "low_dim": 1000}, False),
+        ({"lr": torch.tensor(1e-3), "weight_decay": 0.1}, True),
+    ],
+    ids=str,
+)
+def test_the_constructor_warns_of_collapsing_decay(options: dict[str, Any], warns: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        AdamO([weight(4, 3)], **options)
+    assert len(caught) == int(warns)
+    if warns:
+        assert "of every weight away per step" in str(caught[0].message)
+        assert caught[0].filename == __file__  # points at the user's line
+
+
+# ---- bounds --------------------------------------------------------------------------------
+
+
+@BACKENDS
+@pytest.mark.parametrize("target", ["auto", 1.0, 1e-12, 1e12])
+def test_the_scale_of_the_radial_step_is_bounded(target: float | str, foreach: bool) -> None:
+    p = weight(8, 6)
+    optimizer = AdamO([p], lr=1e-3, curvature_target=target, foreach=foreach)
+    for step in range(60):
+        p.grad = torch.randn_like(p) * (1.0 if step < 30 else 1e-8)
+        optimizer.step()
+        assert 0.01 * 0.999 <= last(optimizer)["eta_radial"] <= 1.0 * 1.001  # [0.1, 10]·η_ρ
+    if target in (1e-12, 1e12):
+        assert last(optimizer)["guard_scale"] == 1.0
+
+
+@BACKENDS
+def test_one_step_changes_the_norm_by_a_factor_of_two_at_most(foreach: bool) -> None:
+    for sign, factor in ((1, 0.5), (-1, 2.0)):
+        p = weight(8, 6)
+        start = p.detach().clone()
+        optimizer = AdamO([p], radial_lr=1e6, lr=0.0, weight_decay=0.0, foreach=foreach)
+        p.grad = sign * start
+        optimizer.step()
+        torch.testing.assert_close(p.detach(), factor * start)
+        assert last(optimizer)["guard_factor"] == 1.0
+
+
+@BACKENDS
+def test_decay_stops_at_a_tenth_of_the_initial_norm(foreach: bool) -> None:
+    p = weight(8, 6)
+    start = norm(p)
+    with pytest.warns(UserWarning, match="of every weight"):
+        optimizer = AdamO([p], weight_decay=1.0, foreach=foreach)
+    for _ in range(300):
+        p.grad = torch.zeros_like(p)
+        optimizer.step()
+    assert 0.05 * start < norm(p) < 0.1 * start
+    assert last(optimizer)["guard_decay"] == 1.0
+
+
+@pytest.mark.filterwarnings("ignore:weight_decay")
+def test_without_the_guard_the_same_decay_collapses_the_weight() -> None:
+    p = weight(8, 6)
+    start = norm(p)
+    optimizer = AdamO([p], weight_decay=1.0, guard=False)
+    for _ in range(300):
+        p.grad = torch.zeros_like(p)
+        optimizer.step()
+    assert norm(p) < 1e-6 * start
+
+
+@pytest.mark.filterwarnings("ignore:weight_decay")
+def test_the_literal_paper_flips_signs_and_the_guard_does_not() -> None:
+    """The paper's grokking settings: η = 10⁻³, λ = 1, τ_target = 1, vanishing gradients."""
+    signs = {}
+    for guard in (False, True):
+        p = weight(8, 6, dtype=torch.float64)
+        start = p.detach().clone()
+        optimizer = AdamO([p], radial_lr=1e-3, weight_decay=1.0, curvature_target=1.0, guard=guard)
+        smallest = 1.0
+        for _ in range(300):
+            p.grad = 1e-7 * start
+            optimizer.step()
+            smallest = min(smallest, float((p.detach() * start).sum() / start.square().sum()))
+        signs[guard] = smallest
+    assert signs[False] < 0 < signs[True]
+
+
+# ---- rounding noise ------------------------------------------------------------------------
+
+
+@BACKENDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (64, 33), (300, 200)], ids=str)
+def test_a_gradient_along_the_weight_does_not_turn_it(
+    shape: tuple[int, ...], dtype: torch.dtype, foreach: bool
+) -> None:
+    p = weight(*shape, dtype=dtype)
+    start = p.detach().double().clone()
+    optimizer = AdamO([p], lr=1e-2, weight_decay=0.0, radial_lr=1e-3, foreach=foreach)
+    for step in range(20):
+        p.grad = p.detach() * (0.3 + 0.01 * step)
+        optimizer.step()
+        assert last(optimizer)["guard_noise"] == 1.0
+    end = p.detach().double()
+    cosine = float((end * start).sum() / (end.norm() * start.norm()))
+    assert 1 - cosine < 4 * torch.finfo(dtype).eps ** 2 * 20 + 1e-12
+
+
+def test_a_small_but_real_tangential_gradient_is_used() -> None:
+    p = weight(30, 20)
+    optimizer = AdamO([p], lr=1e-2)
+    p.grad = p.detach() + 1e-4 * torch.randn_like(p)
+    optimizer.step()
+    assert last(optimizer)["guard_noise"] == 0.0
+    assert last(optimizer)["angle"] > 1e-3
+
+
+# ---- zero blocks ---------------------------------------------------------------------------
+
+
+@BACKENDS
+@pytest.mark.parametrize("options", [{}, {"guard": False}, {"tangential": "angular"}], ids=str)
+def test_a_block_that_starts_at_zero_follows_adam_for_good(
+    options: dict[str, Any], foreach: bool
+) -> None:
+    ours, theirs = nn.Parameter(torch.zeros(5, 4)), nn.Parameter(torch.zeros(5, 4))
+    adamo = AdamO([("b", ours)], lr=1e-2, foreach=foreach, **options)
+    assert adamo.explain()[0].rule == "low_dim"
+    adam = torch.optim.Adam([theirs], lr=1e-2)
+    source = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        ours.grad = torch.randn(5, 4, generator=source)
+        theirs.grad = ours.grad.clone()
+        adamo.step()
+        adam.step()
+    torch.testing.assert_close(ours, theirs)
+    row = adamo.explain()[0]
+    assert row.rule == "low_dim"
+    assert "norm was 0" in row.reason
+
+
+def test_a_weight_that_becomes_zero_later_keeps_moving() -> None:
+    p = weight(5, 4)
+    optimizer = AdamO([p], lr=1e-2)
+    p.grad = torch.randn_like(p)
+    optimizer.step()
+    with torch.no_grad():
+        p.zero_()
+    p.grad = torch.randn_like(p)
+    optimizer.step()
+    assert torch.isfinite(p).all()
+    assert norm(p) > 0
+    assert optimizer.explain()[0].rule == "general"  # it started with a norm
+
+
+# ---- non-finite gradients ------------------------------------------------------------------
+
+
+@BACKENDS
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_non_finite_gradient_leaves_the_block_and_its_state_alone(
+    bad: float, foreach: bool
+) -> None:
+    matrix, bias, other = weight(4, 3), weight(5), weight(3, 3)
+    optimizer = AdamO([matrix, bias, other], foreach=foreach)
+    for p in (matrix, bias, other):
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    before = {p: (p.detach().clone(), clone(optimizer.state[p])) for p in (matrix, bias, other)}
+    matrix.grad.view(-1)[2] = bad  # type: ignore[union-attr]
+    bias.grad[0] = bad  # type: ignore[index]
+    optimizer.step()
+    for p in (matrix, bias):
+        assert torch.equal(p, before[p][0])
+        assert same(optimizer.state[p], before[p][1])
+    assert not torch.equal(other, before[other][0])
+    found = optimizer.diagnostics(synchronize=True)
+    assert [row["guard_nonfinite"] for row in found.values()] == [1.0, 1.0, 0.0]
+
+
+def test_without_the_guard_a_nan_reaches_the_weight_as_in_adamw() -> None:
+    p = weight(4, 3)
+    optimizer = AdamO([p], guard=False)
+    p.grad = torch.full_like(p, float("nan"))
+    optimizer.step()
+    assert torch.isnan(p).any()
+
+
+def test_a_first_gradient_that_is_not_finite_records_nothing() -> None:
+    p = weight(4, 3)
+    optimizer = AdamO([p])
+    p.grad = torch.full_like(p, float("nan"))
+    optimizer.step()
+    assert int(optimizer.state[p]["step"]) == 0
+    assert float(optimizer.state[p]["initial_norm"]) == -1
+
+
+def clone(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in state.items()}
+
+
+def same(state: dict[str, Any], other: dict[str, torch.Tensor]) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[k], other[k]) for k in state)

@@ -1,0 +1,174 @@
+"""Limits in which AdamO is something known, and what its geometry promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from adamo_optim import AdamO
+
+BACKENDS = [False, True]
+
+
+def blocks(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    source = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(s, generator=source, dtype=dtype)) for s in shapes]
+
+
+def give_gradients(params: list[nn.Parameter], step: int) -> None:
+    source = torch.Generator().manual_seed(1000 + step)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=source, dtype=p.dtype)
+
+
+@pytest.mark.parametrize("foreach", BACKENDS)
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_all_low_dim_is_adam(dtype: torch.dtype, maximize: bool, foreach: bool) -> None:
+    ours = blocks((6, 5), (7,), (3, 2, 2), dtype=dtype)
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    adam = torch.optim.Adam(theirs, lr=3e-3, maximize=maximize)
+    adamo = AdamO([{"params": ours, "rule": "low_dim"}], lr=3e-3, maximize=maximize, foreach=foreach)
+    for step in range(100):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        adam.step()
+        adamo.step()
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("foreach", BACKENDS)
+def test_low_dim_scale_shrinks_the_step(foreach: bool) -> None:
+    (a,), (b,) = blocks((8,)), blocks((8,))
+    start = a.detach().clone()
+    for p, alpha in ((a, 1.0), (b, 0.25)):
+        give_gradients([p], 0)
+        AdamO([p], low_dim_scale=alpha, foreach=foreach).step()
+    torch.testing.assert_close((b - start) * 4, a - start)
+
+
+def without_radial(**options: object) -> dict[str, object]:
+    return {"weight_decay": 0.0, "radial_lr": 0.0, "curvature_target": None, **options}
+
+
+@pytest.mark.parametrize("foreach", BACKENDS)
+def test_tangential_step_is_orthogonal_to_the_weight(foreach: bool) -> None:
+    (p,) = blocks((9, 4))
+    optimizer = AdamO([p], lr=0.1, foreach=foreach, **without_radial())  # type: ignore[arg-type]
+    for step in range(20):
+        before = p.detach().clone()
+        give_gradients([p], step)
+        optimizer.step()
+        change = p.detach() - before
+        assert float(change.norm()) > 0.01
+        assert abs(float((change * before).sum())) < 1e-12 * float(change.norm() * before.norm())
+
+
+def test_additive_norm_grows_by_the_second_order_of_the_tangential_step() -> None:
+    (p,) = blocks((9, 4))
+    optimizer = AdamO([p], lr=0.1, **without_radial())  # type: ignore[arg-type]
+    for step in range(10):
+        before = p.detach().clone()
+        give_gradients([p], step)
+        optimizer.step()
+        change = p.detach() - before
+        expected = (before.norm() ** 2 + change.norm() ** 2).sqrt()  # Pythagoras
+        assert float(p.detach().norm()) == pytest.approx(float(expected), rel=1e-13)
+
+
+@pytest.mark.parametrize("foreach", BACKENDS)
+def test_angular_norm_moves_through_the_radial_part_alone(foreach: bool) -> None:
+    (p,) = blocks((9, 4))
+    optimizer = AdamO([p], lr=0.1, tangential="angular", foreach=foreach, **without_radial())  # type: ignore[arg-type]
+    start = float(p.detach().norm())
+    for step in range(50):
+        give_gradients([p], step)
+        optimizer.step()
+    assert float(p.detach().norm()) == pytest.approx(start, rel=1e-12)
+
+    optimizer.param_groups[0].update(weight_decay=0.01, radial_lr=1.0, rule="scale_invariant")
+    give_gradients([p], 99)
+    optimizer.step()
+    assert float(p.detach().norm()) == pytest.approx(0.99 * start, rel=1e-12)
+
+
+@pytest.mark.parametrize(("tangential", "same"), [("angular", True), ("additive", False)])
+def test_the_turn_of_an_angular_step_does_not_depend_on_the_norm(tangential: str, same: bool) -> None:
+    angles = []
+    for size in (1.0, 7.0):
+        (p,) = blocks((9, 4))
+        optimizer = AdamO([p], lr=0.1, tangential=tangential, **without_radial())  # type: ignore[arg-type]
+        give_gradients([p], 0)
+        optimizer.step()  # records ‖w₀‖
+        with torch.no_grad():
+            p.mul_(size)
+        before = p.detach().clone()
+        give_gradients([p], 1)
+        optimizer.step()
+        cosine = (p.detach() * before).sum() / (p.detach().norm() * before.norm())
+        angles.append(float(torch.arccos(cosine)))
+    assert (angles[0] == pytest.approx(angles[1], rel=1e-6)) is same
+
+
+def test_rescaling_a_scale_invariant_weight_changes_nothing_in_function_space() -> None:
+    """With the angular step, two copies of a network that differ by the scale of a weight in front
+    of BatchNorm stay the same function, step after step."""
+    torch.manual_seed(0)
+    networks = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8, eps=1e-200), nn.Linear(8, 2))
+        networks.append(net.double())
+    with torch.no_grad():
+        networks[1][0].weight.mul_(5.0)  # type: ignore[union-attr]
+    optimizers = []
+    for net, lr in zip(networks, (1e-2, 5e-2), strict=True):
+        groups = [
+            # w₀ is 5 times larger, and so is the length that turns it by the same angle
+            {"params": [net[0].weight], "rule": "scale_invariant", "lr": lr, "radial_lr": 0.1},
+            {"params": [*net[1].parameters(), *net[2].parameters()], "lr": 1e-2},
+        ]
+        options = {"tangential": "angular", "eps": 0.0, "weight_decay": 1e-3}
+        optimizers.append(AdamO(groups, **options))  # type: ignore[arg-type]
+    for _ in range(30):
+        x, y = torch.randn(32, 6, dtype=torch.float64), torch.randn(32, 2, dtype=torch.float64)
+        losses = []
+        for net, optimizer in zip(networks, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = (net(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+def test_auto_curvature_is_scale_free() -> None:
+    """Multiplying the loss by a constant leaves η_ρ,t alone; a number for τ_target does not."""
+    found: dict[object, list[float]] = {}
+    for target in ("auto", 1.0):
+        for scale in (1.0, 1e4):
+            (p,) = blocks((6, 5))
+            optimizer = AdamO([p], curvature_target=target, guard=False, radial_lr=1e-6)
+            for step in range(30):
+                give_gradients([p], step)
+                assert p.grad is not None
+                p.grad *= scale
+                optimizer.step()
+            rows = optimizer.diagnostics(synchronize=True)
+            found.setdefault(target, []).append(rows["group0.param0"]["eta_radial"])
+    assert found["auto"][0] == pytest.approx(found["auto"][1], rel=1e-6)
+    assert found[1.0][0] > 1e3 * found[1.0][1]
+
+
+def test_isotropic_decay_uses_the_tangential_step_size() -> None:
+    for decay_lr, expected in (("radial", 1 - 0.5 * 0.1), ("tangential", 1 - 0.01 * 0.1)):
+        (p,) = blocks((5, 4))
+        start = float(p.detach().norm())
+        p.grad = torch.zeros_like(p)
+        options = {"lr": 0.01, "radial_lr": 0.5, "weight_decay": 0.1, "curvature_target": None}
+        with pytest.warns(UserWarning) if decay_lr == "radial" else pytest.MonkeyPatch.context():
+            AdamO([p], decay_lr=decay_lr, **options).step()  # type: ignore[arg-type]
+        assert float(p.detach().norm()) == pytest.approx(start * expected, rel=1e-12)

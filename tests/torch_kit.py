@@ -1,0 +1,363 @@
+"""AdamO as an entry of PyTorch's own optimizer test kit, and the small problems the suite runs.
+
+``torch.testing._internal.common_optimizers`` describes an optimizer by an ``OptimizerInfo``: what
+it can be built with, what it must refuse, which backends it has. ``INFO`` is that description of
+AdamO; the ``test_torch_suite*.py`` files go over the ground of PyTorch's ``test/test_optim.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
+from torch.testing._internal.common_optimizers import (
+    ErrorOptimizerInput,
+    OptimizerErrorEnum,
+    OptimizerInfo,
+    OptimizerInput,
+    _get_optim_inputs_including_global_cliquey_kwargs,
+    get_error_inputs_for_all_optims,
+)
+
+from adamo_optim import AdamO
+
+# What AdamO may be built with; every option of the constructor occurs (a test counts them).
+INPUTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "lr": {"lr": 0.01},
+    "tensor lr": {"lr": torch.tensor(0.001)},
+    "betas and eps": {"betas": (0.5, 0.9), "eps": 1e-4},
+    "tensor betas": {"lr": torch.tensor(0.001), "betas": (torch.tensor([[0.9]]), torch.tensor(0.99))},
+    "eps zero": {"eps": 0.0},
+    "weight decay": {"weight_decay": 5e-3},
+    "no weight decay": {"weight_decay": 0.0},
+    "tensor weight decay": {"weight_decay": torch.tensor(5e-3)},
+    "maximize": {"maximize": True, "weight_decay": 5e-3},
+    "radial lr ratio": {"radial_lr_ratio": 10.0},
+    "radial lr": {"radial_lr": 5e-3},
+    "tensor radial lr": {"radial_lr": torch.tensor(5e-3), "weight_decay": 0.0},
+    "radial beta": {"radial_beta": 0.0},
+    "no curvature": {"curvature_target": None},
+    "curvature number": {"curvature_target": 1.0, "curvature_beta": 0.5},
+    "bfloat16 previous": {"previous_gradient": "bfloat16"},
+    "sampled previous": {"previous_gradient": "sampled"},
+    "isotropic": {"decay_lr": "tangential", "weight_decay": 0.1},
+    "angular": {"tangential": "angular", "weight_decay": 0.0},
+    "all general": {"low_dim": None},
+    "low dim below 64": {"low_dim": 64},
+    "low dim scale": {"low_dim_scale": 0.3},
+    "online test": {"delta": 0.5, "wd_ratio": 0.5},
+    "no guard": {"guard": False, "radial_lr": 5e-3, "curvature_target": 1.0},
+    "capturable": {"capturable": True},
+    "capturable tensor lr": {"capturable": True, "lr": torch.tensor(0.001), "maximize": True},
+}
+
+# Every option out of range: (options, how the message starts, the value it must name).
+BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
+    *(
+        ({name: value}, f"{name} must be {legal}", repr(value))
+        for name, values, legal in [
+            ("lr", (-1e-3, math.inf, math.nan), ">= 0"),
+            ("eps", (-1e-8, math.inf, math.nan), ">= 0"),
+            ("weight_decay", (-0.1, math.inf, math.nan), ">= 0"),
+            ("radial_lr_ratio", (-1.0, math.inf, math.nan), ">= 0"),
+            ("radial_lr", (-1.0, math.inf, math.nan), ">= 0 (or None)"),
+            ("radial_beta", (-0.1, 1.0, math.nan), ">= 0 and < 1"),
+            ("curvature_target", (0.0, -1.0, math.nan), '> 0 (or "auto", or None)'),
+            ("curvature_beta", (-0.1, 1.0, math.nan), ">= 0 and < 1"),
+            ("low_dim_scale", (0.0, 1.5, math.nan), "> 0 and <= 1"),
+            ("delta", (0.0, -0.1, math.nan), "> 0 (or None)"),
+            ("wd_ratio", (-0.5, math.inf, math.nan), ">= 0"),
+        ]
+        for value in values
+    ),
+    *(
+        ({name: value}, f"{name} must be a number", repr(value))
+        for name in (
+            "lr",
+            "eps",
+            "weight_decay",
+            "radial_lr_ratio",
+            "radial_lr",
+            "radial_beta",
+            "curvature_target",
+            "curvature_beta",
+            "low_dim_scale",
+            "delta",
+            "wd_ratio",
+        )
+        for value in ("fast", True, 1j)
+    ),
+    *(
+        ({name: value}, f"{name} must be True or False", repr(value))
+        for name in ("guard", "maximize", "capturable", "differentiable")
+        for value in (None, 1, "yes")
+    ),
+    *(
+        ({name: value}, f"{name} must be True, False or None", repr(value))
+        for name in ("foreach", "fused")
+        for value in ("yes", 2)
+    ),
+    *(
+        ({"low_dim": value}, 'low_dim must be "auto", None or an integer >= 0', repr(value))
+        for value in (-1, 1.5, "never", True)
+    ),
+    *(
+        ({name: "other"}, f"{name} must be one of {legal}", "'other'")
+        for name, legal in [
+            ("previous_gradient", "'exact', 'bfloat16', 'sampled'"),
+            ("decay_lr", "'radial', 'tangential'"),
+            ("tangential", "'additive', 'angular'"),
+        ]
+    ),
+    ({"betas": (1.0, 0.9)}, "betas[0] must be >= 0 and < 1", "1.0"),
+    ({"betas": (0.9, -0.1)}, "betas[1] must be >= 0 and < 1", "-0.1"),
+    ({"betas": (0.9, "slow")}, "betas[1] must be a number >= 0 and < 1", "'slow'"),
+    ({"betas": 0.9}, "betas must be a pair of numbers", "0.9"),
+    ({"betas": (0.9,)}, "betas must be a pair of numbers", "(0.9,)"),
+    ({"betas": (0.9, 0.99, 0.999)}, "betas must be a pair of numbers", "(0.9, 0.99, 0.999)"),
+    ({"lr": torch.tensor(-0.5)}, "lr must be >= 0", "-0.5"),
+    ({"betas": (torch.tensor(1.5), 0.9)}, "betas[0] must be >= 0 and < 1", "1.5"),
+    ({"weight_decay": torch.ones(2)}, "Tensor weight_decay must be 1-element", "shape (2,)"),
+]
+
+# Backends that exclude each other, or do not exist.
+BAD_BACKENDS: list[tuple[dict[str, Any], str]] = [
+    ({"foreach": True, "fused": True}, "`fused` and `foreach` cannot be `True` together"),
+    ({"fused": True, "differentiable": True}, "`fused` does not support `differentiable`"),
+    ({"foreach": True, "differentiable": True}, "`foreach` does not support `differentiable`"),
+    ({"fused": True}, "fused=True was asked for, but this version of AdamO has no fused kernel"),
+]
+
+
+def optim_inputs_func_adamo(device: Any, dtype: Any = None) -> list[OptimizerInput]:
+    """Fresh inputs: tensor options are copies, because schedulers write into them."""
+    return [OptimizerInput(None, deepcopy(options), desc) for desc, options in INPUTS.items()]
+
+
+def optim_error_inputs_func_adamo(device: Any, dtype: Any) -> list[ErrorOptimizerInput]:
+    """What every optimizer refuses, each option out of range, and what AdamO cannot train."""
+    sample = nn.Parameter(torch.randn(2, 2, device=device, dtype=dtype))
+    sparse = nn.Parameter(torch.randn(2, 2, device=device, dtype=dtype))
+    sparse.grad = torch.eye(2, device=device, dtype=dtype).to_sparse()
+    return [
+        *get_error_inputs_for_all_optims(device, dtype),
+        *(
+            ErrorOptimizerInput(
+                OptimizerInput(None, options, _option_text(options)),
+                error_type=ValueError,
+                error_regex=f"^{re.escape(start)}.*, got {re.escape(value)}",
+            )
+            for options, start, value in BAD_OPTIONS
+        ),
+        *(
+            ErrorOptimizerInput(
+                OptimizerInput([sample], options, " and ".join(options)),
+                error_regex=re.escape(message),
+            )
+            for options, message in BAD_BACKENDS
+        ),
+        ErrorOptimizerInput(
+            OptimizerInput([{"params": [sample], "rule": "other"}], {}, "rule of a group"),
+            error_type=ValueError,
+            error_regex="^rule must be one of 'auto', 'general', 'scale_invariant', 'low_dim'"
+            ", got 'other'",
+        ),
+        ErrorOptimizerInput(
+            OptimizerInput([{"params": [sample], "lr": -1.0}], {}, "lr of a group"),
+            error_type=ValueError,
+            error_regex=r"^lr must be >= 0, got -1\.0",
+        ),
+        ErrorOptimizerInput(
+            OptimizerInput([{"params": [sample], "fused": True}], {}, "fused of a group"),
+            error_regex="no fused kernel",
+        ),
+        ErrorOptimizerInput(
+            OptimizerInput([{"params": [sample], "differentiable": True}], {}, "one group differs"),
+            error_type=ValueError,
+            error_regex="differentiable must be the same for all groups",
+        ),
+        ErrorOptimizerInput(
+            OptimizerInput([torch.arange(4, device=device)], {}, "integer parameter"),
+            error_type=TypeError,
+            error_regex="must be a floating or complex tensor, got torch.int64",
+        ),
+        ErrorOptimizerInput(
+            OptimizerInput([sparse], {}, "sparse gradient"),
+            error_on=OptimizerErrorEnum.STEP_ERROR,
+            error_regex="AdamO does not support sparse gradients",
+        ),
+    ]
+
+
+def _option_text(options: dict[str, Any]) -> str:
+    ((name, value),) = options.items()
+    return f"{name}={value.tolist() if isinstance(value, Tensor) else value!r}"
+
+
+INFO = OptimizerInfo(
+    AdamO,
+    optim_inputs_func=optim_inputs_func_adamo,
+    optim_error_inputs_func=optim_error_inputs_func_adamo,
+    scheduler_inputs=(
+        [lambda opt: StepLR(opt, gamma=0.9, step_size=10)],
+        [lambda opt: LinearLR(opt, start_factor=0.4, total_iters=4)],
+        [lambda opt: StepLR(opt, gamma=0.9, step_size=10), lambda opt: ReduceLROnPlateau(opt)],
+        [lambda opt: ExponentialLR(opt, gamma=0.99), lambda opt: ReduceLROnPlateau(opt)],
+    ),
+    supported_impls=("foreach", "differentiable"),
+    not_og_supported_flags=(
+        "foreach",
+        "fused",
+        "differentiable",
+        "maximize",
+        "capturable",
+        "rule",
+        "rule_reason",
+    ),
+    has_capturable_arg=True,
+    supports_sparse=False,
+    supports_complex=True,
+    supports_fused_on=(),
+)
+
+CLIQUEY = ("foreach", "fused", "differentiable")  # flags that exclude each other, in torch's words
+
+
+# ---- parametrisation ------------------------------------------------------------------------
+
+
+def slug(text: str) -> str:
+    """A description as a test id: ``default & foreach`` → ``default-foreach``."""
+    return re.sub(r"[^\w.=+-]+", "_", text.replace(" & ", "-")).strip("_")
+
+
+def _over(inputs: Iterable[OptimizerInput]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", inputs, ids=lambda case: slug(case.desc))
+
+
+def over_inputs() -> pytest.MarkDecorator:
+    """Parametrise ``case`` over the inputs without a backend flag."""
+    return _over(INFO.optim_inputs_func("cpu"))
+
+
+def over_backends(skip: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Parametrise ``case`` over inputs × (for-loop, foreach, differentiable) without ``skip``."""
+    # "cuda" is a name here, no tensor is made: for "cpu" the kit would leave foreach out, because
+    # torch never chooses it there by itself.
+    return _over(
+        _get_optim_inputs_including_global_cliquey_kwargs("cuda", torch.float32, INFO, skip=skip)
+    )
+
+
+def build(params: Any, case: OptimizerInput, **more: Any) -> AdamO:
+    """The case's optimizer; ``more`` wins. Nothing is shared with other tests of the case."""
+    return AdamO(params, **{**deepcopy(case.kwargs), **more})
+
+
+# ---- problems -------------------------------------------------------------------------------
+
+
+class Regression:
+    """‖Wx + b‖² in W (10×5) and b (10), the loss of torch's suite; two of a seed are equal."""
+
+    def __init__(
+        self, *, contiguous: bool = True, seed: int = 0, dtype: torch.dtype = torch.float32
+    ) -> None:
+        source = torch.Generator().manual_seed(seed)
+        weight = torch.randn(10, 5, 2, generator=source, dtype=torch.float64).to(dtype)[..., 0]
+        bias = torch.randn(10, 2, generator=source, dtype=torch.float64).to(dtype)[..., 0]
+        if contiguous:
+            weight, bias = weight.contiguous(), bias.contiguous()
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+        self.params = [self.weight, self.bias]
+        self.named = [("weight", self.weight), ("bias", self.bias)]
+        self.input = torch.randn(5, generator=source, dtype=torch.float64).to(dtype)
+
+    def loss(self) -> Tensor:
+        return (self.weight.mv(self.input) + self.bias).pow(2).sum()
+
+    def backward(self) -> Tensor:
+        for p in self.params:
+            p.grad = None
+        loss = self.loss()
+        loss.backward()
+        return loss
+
+    def train(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            self.backward()
+            optimizer.step()
+
+
+def normed_net() -> nn.Sequential:
+    """Conv and BatchNorm: names, a zero bias and a scale-invariant weight."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(4, 2, 1, stride=2), nn.BatchNorm2d(2))
+
+
+def train_net(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    batch = torch.rand(3, 4, 8, 8, generator=torch.Generator().manual_seed(2))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(batch).pow(3).sum().backward()
+        optimizer.step()
+
+
+def gradients(params: Iterable[Tensor], seed: int) -> list[Tensor]:
+    """Random gradients in the parameters' shapes, dtypes and layouts."""
+    source = torch.Generator().manual_seed(seed)
+    real = (torch.randn(p.shape, generator=source, dtype=_wide(p)) for p in params)
+    return [g.to(p.device, p.dtype) for g, p in zip(real, params, strict=True)]
+
+
+def _wide(p: Tensor) -> torch.dtype:
+    return torch.complex128 if p.is_complex() else torch.float64
+
+
+def set_gradients(params: Iterable[Tensor], grads: Iterable[Tensor | None]) -> None:
+    for p, g in zip(params, grads, strict=True):
+        p.grad = None if g is None else g.clone()
+
+
+# ---- comparisons ----------------------------------------------------------------------------
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Equal to the last bit, dtypes included."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_same_dict(actual: dict[str, Any], expected: dict[str, Any], ignore: str = "") -> None:
+    """Two state dictionaries: the same keys, and values equal to the last bit."""
+    assert actual["state"].keys() == expected["state"].keys()
+    for key, state in expected["state"].items():
+        assert actual["state"][key].keys() == state.keys()
+        assert_same(actual["state"][key], state)
+    for ours, theirs in zip(actual["param_groups"], expected["param_groups"], strict=True):
+        assert ours.keys() - {ignore} == theirs.keys() - {ignore}
+        for name in ours.keys() - {ignore}:
+            assert ours[name] == theirs[name], name
+
+
+def flat(values: Iterable[Tensor]) -> Tensor:
+    """All entries in one float64 vector: one comparison instead of hundreds."""
+    return torch.cat([torch.view_as_real(x).reshape(-1).double() if x.is_complex()
+                      else x.detach().reshape(-1).double() for x in values])
+
+
+def clones(params: Iterable[Tensor]) -> list[Tensor]:
+    return [p.detach().clone() for p in params]
+
+
+def step_schedulers(schedulers: Iterable[Any], loss: Tensor) -> None:
+    for scheduler in schedulers:
+        scheduler.step(*((loss.detach(),) if isinstance(scheduler, ReduceLROnPlateau) else ()))
+
