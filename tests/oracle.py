@@ -148,7 +148,12 @@ def compare(optimizer: AdamO, ends: list[tuple[Tensor, dict[str, Any]]], toleran
         assert int(state["step"]) == reference["t"]
         assert distance(state["exp_avg"], reference["m_tangential"]) < tolerance
         assert distance(state["exp_avg_sq"], reference["v_tangential"]) < tolerance
-        assert distance(state["initial_norm"], torch.tensor(reference["initial_norm"], dtype=torch.float64)) < 1e-6
+        assert (
+            distance(
+                state["initial_norm"], torch.tensor(reference["initial_norm"], dtype=torch.float64)
+            )
+            < 1e-6
+        )
         if rule == "low_dim" or reference["initial_norm"] == 0:
             continue
         # an average of ⟨g, w⟩/‖w‖: its rounding is relative to ‖g‖, not to what cancels
@@ -158,7 +163,14 @@ def compare(optimizer: AdamO, ends: list[tuple[Tensor, dict[str, Any]]], toleran
         if optimizer.param_groups[0]["curvature_target"] is None:
             assert "previous_grad" not in state
             continue
-        assert distance(state["tau"], torch.tensor(reference["tau"], dtype=torch.float64)) < tolerance
-        assert distance(state["tau_reference"], torch.tensor(reference["reference"], dtype=torch.float64)) < tolerance
+        assert (
+            distance(state["tau"], torch.tensor(reference["tau"], dtype=torch.float64)) < tolerance
+        )
+        assert (
+            distance(
+                state["tau_reference"], torch.tensor(reference["reference"], dtype=torch.float64)
+            )
+            < tolerance
+        )
         assert int(state["curvature_step"]) == reference["nonzero_gradients"]
         assert distance(state["previous_grad"], reference["g_previous"]) < tolerance

@@ -105,7 +105,8 @@ def check_step(
     broken = [key for key, value in state.items() if not torch.isfinite(value).all()]
     assert not broken
     # a step at most doubles the norm and adds lr·100 per entry in the root mean square
-    reach = options["lr"] * p.numel() ** 0.5 * 100 * (1 + float(old.norm()) / max(initial_norm(state), 1e-300))
+    growth = 1 + float(old.norm()) / initial_norm(state)  # angular steps scale with ‖w‖/‖w₀‖
+    reach = options["lr"] * p.numel() ** 0.5 * 100 * growth
     assert float(p.detach().double().norm()) <= 2.001 * float(old.double().norm()) + reach
 
 

@@ -1,4 +1,4 @@
-"""Whatever holds for torch.optim.AdamW holds here: state, checkpoints, layouts, trainers' habits."""
+"""Whatever holds for torch.optim.AdamW holds here: checkpoints, layouts, a training's life."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_expanded_gradients_empty_and_0d_parameters(foreach: bool) -> None:
         params[0].grad = torch.randn(5).expand(4, 5)
         for p in params[1:]:
             p.grad = torch.ones_like(p)
-        grads = [p.grad.clone() for p in params]  # type: ignore[union-attr]
+        grads = [p.grad.clone() for p in params]
         optimizer.step()
         assert all(map(torch.equal, grads, (p.grad for p in params)))
     assert all(torch.isfinite(p).all() for p in params)
@@ -287,7 +287,7 @@ def test_complex_parameters_use_the_real_inner_product(foreach: bool) -> None:
     a = nn.Parameter(torch.randn(4, 3, dtype=torch.complex128))
     b = nn.Parameter(torch.view_as_real(a.detach()).clone())
     options = {"foreach": foreach, "previous_gradient": "sampled"}
-    first, second = AdamO([a], **options), AdamO([b], **options)  # type: ignore[arg-type]
+    first, second = AdamO([a], **options), AdamO([b], **options)
     for _ in range(20):
         a.grad = torch.randn_like(a)
         b.grad = torch.view_as_real(a.grad).clone()
@@ -466,7 +466,7 @@ def test_sparse_gradients_are_refused() -> None:
 
 def test_flat_parameters_are_refused() -> None:
     flat = nn.Parameter(torch.zeros(10))
-    flat._is_flat_param = True  # type: ignore[attr-defined]
+    flat._is_flat_param = True
     assert isinstance(flat, FlatParameter)  # FSDP1's own mark
     with pytest.raises(RuntimeError, match=r"FSDP1.*fully_shard"):
         AdamO([flat])

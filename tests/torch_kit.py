@@ -34,7 +34,10 @@ INPUTS: dict[str, dict[str, Any]] = {
     "lr": {"lr": 0.01},
     "tensor lr": {"lr": torch.tensor(0.001)},
     "betas and eps": {"betas": (0.5, 0.9), "eps": 1e-4},
-    "tensor betas": {"lr": torch.tensor(0.001), "betas": (torch.tensor([[0.9]]), torch.tensor(0.99))},
+    "tensor betas": {
+        "lr": torch.tensor(0.001),
+        "betas": (torch.tensor([[0.9]]), torch.tensor(0.99)),
+    },
     "eps zero": {"eps": 0.0},
     "weight decay": {"weight_decay": 5e-3},
     "no weight decay": {"weight_decay": 0.0},
@@ -228,6 +231,9 @@ INFO = OptimizerInfo(
     supports_fused_on=(),
 )
 
+# A few inputs of different kinds, for properties that do not depend on the options.
+FEW = ("default", "tensor betas", "sampled previous", "capturable tensor lr")
+
 CLIQUEY = ("foreach", "fused", "differentiable")  # flags that exclude each other, in torch's words
 
 
@@ -240,7 +246,7 @@ def slug(text: str) -> str:
 
 
 def _over(inputs: Iterable[OptimizerInput]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", inputs, ids=lambda case: slug(case.desc))
+    return pytest.mark.parametrize("case", list(inputs), ids=lambda case: slug(case.desc))
 
 
 def over_inputs() -> pytest.MarkDecorator:
@@ -248,13 +254,16 @@ def over_inputs() -> pytest.MarkDecorator:
     return _over(INFO.optim_inputs_func("cpu"))
 
 
-def over_backends(skip: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+def over_backends(
+    skip: tuple[str, ...] = (), only: tuple[str, ...] = tuple(INPUTS)
+) -> pytest.MarkDecorator:
     """Parametrise ``case`` over inputs × (for-loop, foreach, differentiable) without ``skip``."""
     # "cuda" is a name here, no tensor is made: for "cpu" the kit would leave foreach out, because
     # torch never chooses it there by itself.
-    return _over(
-        _get_optim_inputs_including_global_cliquey_kwargs("cuda", torch.float32, INFO, skip=skip)
+    every = _get_optim_inputs_including_global_cliquey_kwargs(
+        "cuda", torch.float32, INFO, skip=skip
     )
+    return _over(case for case in every if case.desc.split(" & ")[0] in only)
 
 
 def build(params: Any, case: OptimizerInput, **more: Any) -> AdamO:
@@ -349,8 +358,8 @@ def assert_same_dict(actual: dict[str, Any], expected: dict[str, Any], ignore: s
 
 def flat(values: Iterable[Tensor]) -> Tensor:
     """All entries in one float64 vector: one comparison instead of hundreds."""
-    return torch.cat([torch.view_as_real(x).reshape(-1).double() if x.is_complex()
-                      else x.detach().reshape(-1).double() for x in values])
+    reals = (torch.view_as_real(x) if x.is_complex() else x for x in values)
+    return torch.cat([x.detach().reshape(-1).double() for x in reals])
 
 
 def clones(params: Iterable[Tensor]) -> list[Tensor]:
@@ -360,4 +369,3 @@ def clones(params: Iterable[Tensor]) -> list[Tensor]:
 def step_schedulers(schedulers: Iterable[Any], loss: Tensor) -> None:
     for scheduler in schedulers:
         scheduler.step(*((loss.detach(),) if isinstance(scheduler, ReduceLROnPlateau) else ()))
-

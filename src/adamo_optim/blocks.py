@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import geometry
 
+
 class Blocks:
     """Lists of real tensors, one entry per block: w, g, m, v, g⁻ and the slice of g it is of.
 

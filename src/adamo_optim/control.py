@@ -9,7 +9,7 @@ One step is three passes over a block (w, g, m, v, g⁻) with two laws between t
     after    decay, radial step, guard, additive or angular, α           →  Second
     pass 3   w ← w + (a−1)·w − b·u
 
-Every rule, ablation, guard and variant is a choice of these scalars, so all of them live here, once.
+Every rule, ablation, guard and variant is a choice of these scalars, so they all live here, once.
 Everything below is a vector with one entry per block; the functions are pure (no in-place
 arithmetic, no Python branch on a device value), so that they run on any device without a
 synchronisation, can be captured, compiled and differentiated.
@@ -127,7 +127,7 @@ def before(
 
     unset = live & (memory.initial_norm < 0)
     initial_norm = torch.where(unset, sums.ww.sqrt(), memory.initial_norm)
-    # ‖w₀‖ = 0 is for good: such a block must grow its norm, which Adam does and radial SGD does not.
+    # ‖w₀‖ = 0 is for good: such a block must grow its norm, as Adam does and radial SGD does not.
     low_dim = (traits.low_dim > 0) | (initial_norm == 0) | (sums.ww == 0)
     ww = torch.where(low_dim, torch.ones_like(zero), sums.ww)  # a safe divisor
 
@@ -137,7 +137,9 @@ def before(
     low, high = SCALE_BOUNDS
     guarded_scale = guard & ((scale < low) | (scale > high))
     scale = torch.where(guard, scale.clamp(low, high), scale)
-    eta_radial = scale * torch.where(torch.isnan(o.radial_lr), o.radial_lr_ratio * o.lr, o.radial_lr)
+    eta_radial = scale * torch.where(
+        torch.isnan(o.radial_lr), o.radial_lr_ratio * o.lr, o.radial_lr
+    )
 
     # AdamP's test on the whole tensor; a zero gradient is no evidence.
     cosine_bound = o.delta * traits.inverse_root * sums.gg.sqrt() * ww.sqrt()

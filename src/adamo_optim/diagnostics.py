@@ -58,7 +58,7 @@ def quantities(last: Record) -> dict[str, Tensor]:
 
 
 def collect(buckets: Iterable[Bucket], synchronize: bool) -> dict[str, dict[str, Any]]:
-    """Per parameter that took part in the last step: its diagnostics, on the device or as floats."""
+    """For each parameter with a gradient in the last step, on the device or as floats."""
     result: dict[str, dict[str, Any]] = {}
     for bucket in buckets:
         if bucket.last is None:
@@ -84,7 +84,7 @@ def flatten_diagnostics(
 
 
 def refine_rule(p: Tensor, state: dict[str, Any], rule: str, reason: str) -> tuple[str, str]:
-    """What the first step decides: a block that starts at zero follows the low-dim rule for good."""
+    """What the first step decides: a block that starts at zero follows Adam for good."""
     if rule == "low_dim" or "initial_norm" not in state:
         return rule, reason if "initial_norm" in state else f"{reason}; frozen, no state yet"
     initial = float(state["initial_norm"])

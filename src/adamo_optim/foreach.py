@@ -19,30 +19,29 @@ __all__ = ["apply", "moments", "reduce"]
 def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
     """Pass 2: m and v; returns u and, one row per block, ⟨u,w⟩ and ‖u‖²."""
     remember(blocks, first)
-    c = First(*map(blocks.pick, first))
-    m, v = blocks.m, blocks.v
+    pick, m, v = blocks.pick, blocks.m, blocks.v
     w = [x.to(y.dtype) for x, y in zip(blocks.w, m, strict=True)]
 
     # g^θ = ±g − p·w
     g_tangential = [
         torch.where(use, g.to(x.dtype), 0)
-        for use, g, x in zip(c.use_gradient, blocks.g, m, strict=True)
+        for use, g, x in zip(pick(first.use_gradient), blocks.g, m, strict=True)
     ]
-    torch._foreach_mul_(g_tangential, c.sign)
-    torch._foreach_addcmul_(g_tangential, w, c.p, -1)
+    torch._foreach_mul_(g_tangential, pick(first.sign))
+    torch._foreach_addcmul_(g_tangential, w, pick(first.p), -1)
     # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
-    torch._foreach_addcmul_(m, w, c.q, -1)
-    torch._foreach_mul_(m, c.beta1)
-    torch._foreach_addcmul_(m, g_tangential, blocks.pick(1 - first.beta1))
-    torch._foreach_mul_(v, c.beta2)
+    torch._foreach_addcmul_(m, w, pick(first.q), -1)
+    torch._foreach_mul_(m, pick(first.beta1))
+    torch._foreach_addcmul_(m, g_tangential, pick(1 - first.beta1))
+    torch._foreach_mul_(v, pick(first.beta2))
     torch._foreach_mul_(g_tangential, g_tangential)
-    torch._foreach_addcmul_(v, g_tangential, blocks.pick(1 - first.beta2))
+    torch._foreach_addcmul_(v, g_tangential, pick(1 - first.beta2))
     # u = m̂/(√v̂ + ε)
     del g_tangential
-    updates = list(torch._foreach_mul(m, c.debias1))
-    denominators = torch._foreach_mul(v, c.debias2)
+    updates = list(torch._foreach_mul(m, pick(first.debias1)))
+    denominators = torch._foreach_mul(v, pick(first.debias2))
     torch._foreach_sqrt_(denominators)
-    torch._foreach_add_(denominators, c.eps)
+    torch._foreach_add_(denominators, pick(first.eps))
     torch._foreach_div_(updates, denominators)
 
     rows = [inner_products(u, x, blocks.scalar) for u, x in zip(updates, w, strict=True)]

@@ -72,7 +72,9 @@ def _equal_decay(old: dict[str, Any], options: dict[str, Any]) -> Any:
     return old["weight_decay"] * options["lr"] / options["radial_lr"]
 
 
-def _take_over(state: dict[str, Any], old: dict[str, Any], p: Tensor, group: dict[str, Any]) -> None:
+def _take_over(
+    state: dict[str, Any], old: dict[str, Any], p: Tensor, group: dict[str, Any]
+) -> None:
     step = torch.as_tensor(old["step"])
     m = old["exp_avg"].to(state["exp_avg"].dtype)
     state["step"].copy_(step)

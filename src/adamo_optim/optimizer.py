@@ -12,11 +12,11 @@ from torch.optim.optimizer import (
     Optimizer,
     ParamsT,
     StateDict,
-    _get_foreach_kernels_supported_devices,
     _use_grad_for_differentiable,
 )
 
 from . import diagnostics, geometry, migrate
+from .backends import choose
 from .options import DEFAULTS, PAPER, SCHEMA, check_options, warn_of_collapse
 from .rules import Explanation, Row, rule_of
 from .state import BUFFERS, SCALARS, Bucket, Work, initialize
@@ -41,7 +41,7 @@ class AdamO(Optimizer):
     .. math::
         w^+ = (1 - \eta_{\rho,t}\lambda)\,w
               - \eta_{\rho,t}\,\varphi^\rho_w(\hat m^\rho)
-              - \eta_\theta\,\varphi^\theta_w\big(\hat m^\theta / (\sqrt{\hat v^\theta} + \epsilon)\big),
+              - \eta_\theta\,\varphi^\theta_w(\hat m^\theta / (\sqrt{\hat v^\theta} + \epsilon)),
         \qquad \eta_{\rho,t} = \eta_\rho / \sqrt{\tau_t/\tau_{target} + \epsilon}
 
     with :math:`\varphi^\rho_w, \varphi^\theta_w` the projections on and across ``w``, one block per
@@ -164,8 +164,9 @@ class AdamO(Optimizer):
         try:
             if group["differentiable"] != self.defaults["differentiable"]:
                 raise ValueError("differentiable must be the same for all groups")
-            for p, name in zip(group["params"], _names(len(self.param_groups) - 1, group)):
+            for p, name in _named(len(self.param_groups) - 1, group):
                 geometry.check_parameter(p, name)
+                choose(p, group, name)
         except Exception:
             self.param_groups.pop()
             raise
@@ -174,12 +175,12 @@ class AdamO(Optimizer):
 
     def explain(self) -> Explanation:
         """Which rule and backend each parameter got, and why."""
-        backends = {id(p): bucket.backend for bucket in self._buckets() for p in bucket.params}
         rows = Explanation()
         for p, name, group, _ in self._parameters():
             rule, reason = rule_of(p, group)
             rule, reason = diagnostics.refine_rule(p, self.state.get(p, {}), rule, reason)
-            rows.append(Row(name, tuple(p.shape), rule, reason, backends.get(id(p), "none")))
+            backend, note = choose(p, group, name)
+            rows.append(Row(name, tuple(p.shape), rule, reason, backend, note))
         return rows
 
     def diagnostics(self, synchronize: bool = False) -> dict[str, dict[str, Any]]:
@@ -244,7 +245,7 @@ class AdamO(Optimizer):
         seen: set[int] = set()
         number = 0
         for g, group in enumerate(self.param_groups):
-            for p, name in zip(group["params"], _names(g, group)):
+            for p, name in _named(g, group):
                 if id(p) not in seen:
                     seen.add(id(p))
                     yield p, name, group, number
@@ -289,7 +290,7 @@ class AdamO(Optimizer):
         for p, name, group, number in self._parameters():
             if not self._trains(p):
                 continue
-            key = (p.device, _backend(group, p))
+            key = (p.device, choose(p, group, name)[0])
             bucket = buckets.setdefault(key, Bucket(*key))
             if not bucket.groups or bucket.groups[-1] is not group:
                 bucket.add_group(group)
@@ -310,22 +311,10 @@ class AdamO(Optimizer):
                     )
 
 
-def _backend(group: dict[str, Any], p: Tensor) -> str:
-    """The fastest backend that can honour the group's options, as torch chooses it."""
-    if group["differentiable"]:
-        return "differentiable"
-    foreach = group["foreach"]
-    if foreach is None:
-        native = type(p) in (Tensor, torch.nn.Parameter)
-        supported = p.device.type in _get_foreach_kernels_supported_devices()
-        foreach = native and supported and p.device.type != "cpu"
-    return "foreach" if foreach else "for-loop"
-
-
-def _names(index: int, group: dict[str, Any]) -> Iterable[str]:
-    if "param_names" in group:
-        return group["param_names"]
-    return (f"group{index}.param{i}" for i in range(len(group["params"])))
+def _named(index: int, group: dict[str, Any]) -> Iterator[tuple[Tensor, str]]:
+    params = group["params"]
+    names = group.get("param_names") or [f"group{index}.param{i}" for i in range(len(params))]
+    return zip(params, names, strict=True)
 
 
 def _check_schema(groups: Iterable[dict[str, Any]]) -> None:

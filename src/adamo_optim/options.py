@@ -120,6 +120,7 @@ def check_number(name: str, value: Any, bounds: tuple[float, bool, float, bool])
         alternatives = ' (or "auto", or None)'
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name} must be a number {legal}{alternatives}, got {value!r}")
+    value = float(value)
     inside = (value >= low if low_legal else value > low) and (
         value <= high if high_legal else value < high
     )
@@ -143,11 +144,6 @@ def check_backend(options: dict[str, Any]) -> None:
         raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
     if options["foreach"] and options["differentiable"]:
         raise RuntimeError("`foreach` does not support `differentiable`")
-    if options["fused"]:
-        raise RuntimeError(
-            "fused=True was asked for, but this version of AdamO has no fused kernel; "
-            "use fused=None to get the fastest backend there is."
-        )
 
 
 def decay_per_step(options: dict[str, Any]) -> float:

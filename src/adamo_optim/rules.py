@@ -42,6 +42,7 @@ class Row:
     rule: str
     reason: str
     backend: str
+    note: str = ""  # why it is not a faster backend
 
 
 class Explanation(list[Row]):
@@ -49,7 +50,16 @@ class Explanation(list[Row]):
 
     def __str__(self) -> str:
         header = ("parameter", "shape", "rule", "backend", "why")
-        cells = [(r.name, "×".join(map(str, r.shape)), r.rule, r.backend, r.reason) for r in self]
+        cells = [
+            (
+                r.name,
+                "×".join(map(str, r.shape)),
+                r.rule,
+                f"{r.backend} ({r.note})" if r.note else r.backend,
+                r.reason,
+            )
+            for r in self
+        ]
         widths = [max(len(line[i]) for line in [header, *cells]) for i in range(len(header))]
         lines = [
             "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()

@@ -41,7 +41,9 @@ def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], seed: in
     _initialize_previous(state, p, group, seed)
 
 
-def _initialize_previous(state: dict[str, Any], p: Tensor, group: dict[str, Any], seed: int) -> None:
+def _initialize_previous(
+    state: dict[str, Any], p: Tensor, group: dict[str, Any], seed: int
+) -> None:
     rule, _ = rule_of(p, group)
     if not needs_previous_gradient(rule, group):
         state.pop("previous_grad", None)
@@ -173,7 +175,7 @@ class Bucket:
                 state[key] = value.to(state[key].dtype)
 
     def mark_active(self, slots: list[int]) -> None:
-        """Which blocks have a gradient, as a mask and as an index; uploaded only when it changes."""
+        """Which blocks have a gradient, as mask and index; uploaded only when it changes."""
         present = set(slots)
         key = tuple(slot in present for slot in range(len(self.params)))
         if key != self.active_key:

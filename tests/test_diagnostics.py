@@ -1,0 +1,94 @@
+"""explain() and diagnostics(): what a user reads and logs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from adamo_optim import AdamO, flatten_diagnostics, param_groups
+
+BACKENDS = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
+
+
+@BACKENDS
+@pytest.mark.parametrize("tangential", ["additive", "angular"])
+def test_diagnostics_are_what_the_step_did(tangential: str, foreach: bool) -> None:
+    p = nn.Parameter(torch.randn(6, 5, dtype=torch.float64))
+    optimizer = AdamO([("w", p)], lr=0.05, foreach=foreach, tangential=tangential, radial_lr=0.1)
+    for _ in range(5):
+        w = p.detach().clone()
+        g = p.grad = torch.randn_like(p)
+        optimizer.step()
+    found = optimizer.diagnostics(synchronize=True)["w"]
+    change = p.detach() - w
+    radial = (change * w).sum() / w.norm()
+    cosine = (p.detach() * w).sum() / (p.detach().norm() * w.norm())
+    expected = {
+        "norm": w.norm(),
+        "gradient_norm": g.norm(),
+        "radial_share_gradient": ((g * w).sum() / (g.norm() * w.norm())) ** 2,
+        "radial_share_update": (radial / change.norm()) ** 2,
+        "angle": torch.arccos(cosine),
+    }
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(float(value), rel=1e-7), name
+    assert found["tau"] == pytest.approx(float(optimizer.state[p]["tau"]))
+    assert all(found[name] == 0.0 for name in found if name.startswith("guard_"))
+
+
+def test_diagnostics_stay_on_the_device_until_asked() -> None:
+    p, late = nn.Parameter(torch.randn(6, 5)), nn.Parameter(torch.randn(3))
+    optimizer = AdamO([("w", p), ("late", late)])
+    assert optimizer.diagnostics() == {}
+    p.grad = torch.randn_like(p)
+    optimizer.step()
+    found = optimizer.diagnostics()
+    assert list(found) == ["w"]  # the other one had no gradient
+    assert isinstance(found["w"]["norm"], torch.Tensor)
+    assert found["w"]["norm"].dim() == 0
+    assert math.isnan(found["w"]["tau"])  # no second gradient yet
+    flat = flatten_diagnostics(found)
+    assert flat["adamo/norm/w"] == pytest.approx(float(found["w"]["norm"]))
+    assert all(isinstance(value, float) for value in flat.values())
+
+
+def test_the_online_test_shows_up() -> None:
+    p = nn.Parameter(torch.randn(6, 5))
+    optimizer = AdamO([("w", p)], delta=0.1)
+    for along, expected in ((0.0, 1.0), (5.0, 0.0)):
+        g = torch.randn(6, 5)
+        w = p.detach()
+        p.grad = g - (g * w).sum() / w.square().sum() * w + along * w
+        optimizer.step()
+        assert optimizer.diagnostics(synchronize=True)["w"]["scale_invariant"] == expected
+
+
+def test_explain_names_rules_reasons_and_backends() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    nn.init.zeros_(model[3].weight)
+    optimizer = AdamO(param_groups(model, torch.randn(4, 2, 4, 4)), foreach=True)
+    rows = {row.name: row for row in optimizer.explain()}
+    assert rows["0.weight"].rule == "scale_invariant"
+    assert "Euler" in rows["0.weight"].reason
+    assert rows["1.bias"].rule == "low_dim"
+    assert rows["3.weight"].rule == "low_dim"
+    assert "norm is 0" in rows["3.weight"].reason
+    assert {row.backend for row in rows.values()} == {"foreach"}
+    text = str(optimizer.explain()).splitlines()
+    assert text[0].split() == ["parameter", "shape", "rule", "backend", "why"]
+    assert len(text) == 2 + len(rows)
+
+
+def test_explain_says_what_was_not_examined() -> None:
+    model = nn.Linear(4, 3)
+    by_shape = AdamO(model.parameters()).explain()
+    assert by_shape[0].name == "group0.param0"
+    assert "not examined" in by_shape[0].reason
+    grouped = AdamO(param_groups(model)).explain()
+    assert [row.name for row in grouped] == ["weight", "bias"]
+    assert "not examined" in grouped[0].reason
+    declared = AdamO([{"params": model.parameters(), "rule": "scale_invariant"}]).explain()
+    assert declared[0].reason == "declared by its group"

@@ -1,0 +1,131 @@
+"""A running AdamW or Adam goes on as AdamO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adamo_optim import AdamO
+
+
+def trained(cls: type[torch.optim.Optimizer], **options: Any) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    optimizer = cls(model.named_parameters(), **options)  # type: ignore[arg-type]
+    for _ in range(25):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    x, y = torch.randn(16, 6).double(), torch.randn(16, 3).double()
+    optimizer.zero_grad()
+    loss = (model(x) - y).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.Adam])
+def test_groups_steps_and_moments_are_taken_over(cls: type[torch.optim.Optimizer]) -> None:
+    model, old = trained(cls, lr=2e-3, betas=(0.8, 0.99), eps=1e-7, weight_decay=0.05)
+    before = [p.detach().clone() for p in model.parameters()]
+    new = AdamO.from_adamw(old)
+    group = new.param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"]) == (2e-3, (0.8, 0.99), 1e-7)
+    assert group["weight_decay"] == pytest.approx(0.05 / 100)
+    assert group["param_names"] == [name for name, _ in model.named_parameters()]
+    assert "amsgrad" not in group
+    for p, w in zip(model.parameters(), before, strict=True):
+        state, m = new.state[p], old.state[p]["exp_avg"]
+        assert torch.equal(p, w)
+        assert int(state["step"]) == 25
+        assert torch.equal(state["exp_avg_sq"], old.state[p]["exp_avg_sq"])
+        if p.dim() == 1:
+            assert torch.equal(state["exp_avg"], m)
+            continue
+        torch.testing.assert_close(
+            (state["exp_avg"] * w).sum(), m.new_zeros(()), atol=1e-12, rtol=0
+        )
+        # the two parts make up the old moment, bias corrections included
+        radial = state["radial_momentum"] / (1 - 0.9**25) * (1 - 0.8**25)
+        torch.testing.assert_close(state["exp_avg"] + radial * w / w.norm(), m)
+    step(model, new)
+    assert not torch.equal(before[0], next(model.parameters()))
+
+
+def test_the_old_optimizer_is_left_alone() -> None:
+    model, old = trained(torch.optim.AdamW)
+    kept = {k: v.clone() for k, v in old.state[next(model.parameters())].items()}
+    new = AdamO.from_adamw(old)
+    for _ in range(3):
+        step(model, new)
+    now = old.state[next(model.parameters())]
+    assert all(torch.equal(kept[k], now[k]) for k in kept)
+    assert "radial_lr_ratio" not in old.param_groups[0]
+
+
+def test_decay_per_step_stays_equal() -> None:
+    for options in ({}, {"radial_lr_ratio": 10.0}, {"radial_lr": 0.3}, {"decay_lr": "tangential"}):
+        p = nn.Parameter(torch.randn(6, 5, dtype=torch.float64))
+        start = float(p.detach().norm())
+        old = torch.optim.AdamW([p], lr=1e-3, weight_decay=0.2)
+        new = AdamO.from_adamw(old, curvature_target=None, **options)
+        p.grad = torch.zeros_like(p)
+        new.step()
+        assert float(p.detach().norm()) == pytest.approx(start * (1 - 2e-4), rel=1e-12), options
+
+
+def test_the_first_steps_go_on_where_adamw_was_going() -> None:
+    model, old = trained(torch.optim.AdamW, lr=1e-3)
+    before = [p.detach().clone() for p in model.parameters()]
+    copies = [p.detach().clone() for p in model.parameters()]
+    torch.manual_seed(5)
+    new = AdamO.from_adamw(old)
+    step(model, new)
+    ours = [p.detach() - b for p, b in zip(model.parameters(), before, strict=True)]
+    with torch.no_grad():
+        for p, c in zip(model.parameters(), copies, strict=True):
+            p.copy_(c)
+    torch.manual_seed(5)
+    step(model, old)
+    for p, w, change in zip(model.parameters(), before, ours, strict=True):
+        theirs = p.detach() - w
+        if p.dim() > 1:  # along w the two differ by design
+            theirs, change = (x - (x * w).sum() / w.square().sum() * w for x in (theirs, change))
+        assert float((theirs * change).sum() / (theirs.norm() * change.norm())) > 0.95
+
+
+def test_options_and_groups() -> None:
+    a, b = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(4, 3))
+    groups = [{"params": [a], "lr": 1e-2, "initial_lr": 0.1}, {"params": [b]}]
+    old = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.01, maximize=True)
+    new = AdamO.from_adamw(old, weight_decay=1e-4, tangential="angular")
+    assert [g["lr"] for g in new.param_groups] == [1e-2, 1e-3]
+    assert new.param_groups[0]["initial_lr"] == 0.1
+    assert all(g["weight_decay"] == 1e-4 and g["maximize"] for g in new.param_groups)
+    assert all(g["tangential"] == "angular" for g in new.param_groups)
+
+
+def test_what_cannot_be_continued() -> None:
+    p = nn.Parameter(torch.randn(3, 3))
+    with pytest.raises(ValueError, match="amsgrad"):
+        AdamO.from_adamw(torch.optim.AdamW([p], amsgrad=True))
+    with pytest.raises(TypeError, match=r"AdamW or torch.optim.Adam, got SGD"):
+        AdamO.from_adamw(torch.optim.SGD([p], lr=0.1))
+
+
+def test_an_unused_optimizer_and_low_precision_state() -> None:
+    p = nn.Parameter(torch.randn(3, 3, dtype=torch.bfloat16))
+    new = AdamO.from_adamw(torch.optim.AdamW([p]))
+    assert int(new.state[p]["step"]) == 0
+    old = torch.optim.AdamW([p])
+    p.grad = torch.randn_like(p)
+    old.step()
+    new = AdamO.from_adamw(old)
+    assert new.state[p]["exp_avg"].dtype == torch.float32
+    new.step()
+    assert torch.isfinite(p).all()

@@ -1,0 +1,122 @@
+"""PyTorch's compiled-optimizer suite on AdamO: ``torch.compile(optimizer.step)`` equals eager.
+
+A compilation takes seconds, with Inductor half a minute: `make test` compiles a few inputs with
+Dynamo alone, and all of them, and Inductor, are marked slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.testing import assert_close
+from torch.testing._internal.common_optimizers import OptimizerInput
+
+from adamo_optim import AdamO
+from torch_kit import (
+    FEW,
+    Regression,
+    build,
+    clones,
+    flat,
+    gradients,
+    over_backends,
+    set_gradients,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    # torch's own: what Dynamo and Inductor call inside themselves
+    "ignore:`torch.jit:DeprecationWarning",
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
+)
+
+FOREACH = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class CountingBackend:
+    """Runs graphs as they are; counts how many were compiled and how often they ran."""
+
+    def __init__(self) -> None:
+        self.graphs, self.runs = 0, 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*args)
+
+        return run
+
+
+def compiled_and_eager(
+    make: Callable[[list[Any]], AdamO], steps: int, compiler: Any
+) -> tuple[AdamO, AdamO]:
+    """Two optimizers after the same gradients, a bias without one in the third step."""
+    problems = Regression(), Regression()
+    compiled, eager = (make(problem.params) for problem in problems)
+    functions = torch.compile(compiled.step, backend=compiler), eager.step
+    for seed in range(steps):
+        for problem, step in zip(problems, functions, strict=True):
+            grads: list[Tensor | None] = list(gradients(problem.params, seed))
+            set_gradients(problem.params, [grads[0], None if seed == 2 else grads[1]])
+            step()
+    assert_close(clones(problems[0].params), clones(problems[1].params))
+    for p, q in zip(*(problem.params for problem in problems), strict=True):
+        ours, theirs = compiled.state[p], eager.state[q]
+        assert ours.keys() == theirs.keys()
+        assert_close(flat(ours.values()), flat(theirs[key] for key in ours), rtol=1e-5, atol=1e-7)
+    assert eager.state[problems[1].weight]["step"] == steps
+    return compiled, eager
+
+
+@over_backends(skip=("differentiable",), only=("default", "tensor betas"))
+def test_a_compiled_step_equals_an_eager_one(case: OptimizerInput) -> None:
+    backend = CountingBackend()
+    compiled_and_eager(lambda params: build(params, case), 4, backend)
+    assert backend.runs >= 4
+
+
+@pytest.mark.slow
+@over_backends(skip=("differentiable",))
+def test_a_compiled_step_equals_an_eager_one_with_every_option(case: OptimizerInput) -> None:
+    compiled_and_eager(lambda params: build(params, case), 4, "aot_eager")
+
+
+@pytest.mark.slow
+@over_backends(skip=("differentiable",), only=FEW)
+def test_a_step_compiled_by_inductor_equals_an_eager_one(case: OptimizerInput) -> None:
+    compiled_and_eager(lambda params: build(params, case), 4, "inductor")
+
+
+@FOREACH
+@pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)], ids=["float-lr", "tensor-lr"])
+def test_a_scheduler_does_not_make_the_step_compile_again(lr: Any, foreach: bool) -> None:
+    """The learning rate is an input of the graph, not a constant in it."""
+    ends, backend = [], CountingBackend()
+    for compiled in (True, False):
+        problem = Regression()
+        optimizer = AdamO(
+            problem.params, lr=lr.clone() if isinstance(lr, Tensor) else lr, foreach=foreach
+        )
+        scheduler = ExponentialLR(optimizer, gamma=0.7)
+        step = torch.compile(optimizer.step, backend=backend) if compiled else optimizer.step
+        for _ in range(5):
+            problem.backward()
+            step()
+            scheduler.step()
+        ends.append(clones(problem.params))
+    assert_close(*ends)
+    assert backend.graphs <= 2  # one, or one more for the first step
+    assert backend.runs >= 5
