@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,8 +98,8 @@ def gradients(case: Case, dtype: torch.dtype, steps: int) -> list[list[Tensor | 
     ]
 
 
-def optimizer_for(case: Case, dtype: torch.dtype, **backend: Any) -> AdamO:
-    parameters = [torch.nn.Parameter(x) for x in tensors(dtype)]
+def optimizer_for(case: Case, dtype: torch.dtype, device: str = "cpu", **backend: Any) -> AdamO:
+    parameters = [torch.nn.Parameter(x.to(device)) for x in tensors(dtype)]
     return AdamO([{"params": parameters, "rule": case.rule}], **case.options, **backend)
 
 
@@ -115,13 +116,19 @@ def expected_end(case: Case, dtype: torch.dtype, steps: int) -> list[tuple[Tenso
     return ends
 
 
-def run(case: Case, dtype: torch.dtype, steps: int, **backend: Any) -> AdamO:
+def run(
+    case: Case,
+    dtype: torch.dtype,
+    steps: int,
+    step: Callable[[AdamO], Any] = lambda optimizer: optimizer.step(),
+    **backend: Any,
+) -> AdamO:
     """A backend on the same gradients."""
     optimizer = optimizer_for(case, dtype, **backend)
     for grads in gradients(case, dtype, steps):
         for p, g in zip(optimizer.param_groups[0]["params"], grads, strict=True):
-            p.grad = g
-        optimizer.step()
+            p.grad = None if g is None else g.to(p.device)
+        step(optimizer)
     return optimizer
 
 
@@ -129,7 +136,7 @@ def distance(actual: Tensor, expected: Tensor) -> float:
     """‖actual − expected‖/‖expected‖ in float64."""
     expected = expected.detach().double()
     size = float(expected.norm())
-    return float((actual.detach().double() - expected).norm()) / (size if size > 0 else 1.0)
+    return float((actual.detach().cpu().double() - expected).norm()) / (size if size > 0 else 1.0)
 
 
 def gradient_size(reference: dict[str, Any], optimizer: AdamO) -> float:
@@ -158,7 +165,7 @@ def compare(optimizer: AdamO, ends: list[tuple[Tensor, dict[str, Any]]], toleran
             continue
         # an average of ⟨g, w⟩/‖w‖: its rounding is relative to ‖g‖, not to what cancels
         w = expected.double()
-        error = float(state["radial_momentum"] - inner(reference["m_radial"], w) / w.norm())
+        error = float(state["radial_momentum"].cpu() - inner(reference["m_radial"], w) / w.norm())
         assert abs(error) < tolerance * gradient_size(reference, optimizer)
         if optimizer.param_groups[0]["curvature_target"] is None:
             assert "previous_grad" not in state

@@ -1,37 +1,35 @@
-"""PyTorch's optimizer suite on AdamO: errors, direction, options, tensors of every kind.
+"""PyTorch's optimizer suite on AdamO: errors, direction, groups, options, closures.
 
-State dictionaries, hooks and copies are in ``test_torch_suite_state.py``, schedulers and weight
-averaging in ``_schedulers``, derivatives through a step in ``_differentiable``, ``torch.compile``
-in ``_compile``, CUDA in ``_gpu``.
+Complex, large and mixed tensors are in ``test_torch_suite_tensors.py``, state dictionaries, hooks
+and copies in ``_state``, schedulers and weight averaging in ``_schedulers``, derivatives through a
+step in ``_differentiable``, ``torch.compile`` in ``_compile``, CUDA in ``_gpu``.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.testing._internal.common_optimizers import (
-    ErrorOptimizerInput,
-    OptimizerErrorEnum,
-    OptimizerInput,
-)
 
 from adamo_optim import AdamO
 from torch_kit import (
     CLIQUEY,
+    FEW,
+    FOREACH,
     INFO,
     INPUTS,
+    ErrorOptimizerInput,
+    OptimizerErrorEnum,
+    OptimizerInput,
     Regression,
     assert_same,
     build,
     clones,
-    flat,
     gradients,
     over_backends,
     over_inputs,
@@ -42,21 +40,12 @@ from torch_kit import (
 
 eager = over_backends(skip=("differentiable",))
 everywhere = over_backends()
-
-FOREACH = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
+few = over_backends(skip=("differentiable",), only=FEW)
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(request.param)
-    yield request.param
-    torch.set_default_dtype(before)
 
 
 # ---- the kit --------------------------------------------------------------------------------
@@ -266,8 +255,17 @@ def test_groups_are_optimizers_of_their_own(case: OptimizerInput) -> None:
 
 
 @eager
-@pytest.mark.parametrize("dims", [0, 1, 2], ids="{}-dim".format)
-def test_tensor_lr_steps_like_a_float(case: OptimizerInput, dims: int) -> None:
+def test_tensor_lr_steps_like_a_float(case: OptimizerInput) -> None:
+    assert_tensor_lr_is_a_float(case, dims=0)
+
+
+@few
+@pytest.mark.parametrize("dims", [1, 2], ids="{}-dim".format)
+def test_tensor_lr_may_have_dimensions_of_size_one(case: OptimizerInput, dims: int) -> None:
+    assert_tensor_lr_is_a_float(case, dims)
+
+
+def assert_tensor_lr_is_a_float(case: OptimizerInput, dims: int) -> None:
     with_tensor, with_float = Regression(), Regression()
     lr = torch.full((1,) * dims, 2e-3, dtype=torch.float64)
     with_tensor.train(build(with_tensor.params, case, lr=lr), 2)
@@ -318,208 +316,6 @@ def test_every_number_may_be_a_tensor(foreach: bool) -> None:
         problem.train(AdamO(problem.params, foreach=foreach, **options), 4)
         ends.append(clones(problem.params))
     assert_same(*ends)
-
-
-# ---- complex --------------------------------------------------------------------------------
-
-
-def complex_and_real() -> tuple[list[Tensor], list[Tensor]]:
-    """Complex parameters and their real views; the last one is real, to mix both."""
-    complexes = [torch.randn(10, 5, dtype=torch.complex64), torch.randn(10, dtype=torch.complex64)]
-    mixed = [*complexes, torch.randn(10, 5)]
-    reals = [torch.view_as_real(p).clone() if p.is_complex() else p.clone() for p in mixed]
-    return [p.requires_grad_() for p in mixed], [p.requires_grad_() for p in reals]
-
-
-@eager
-def test_complex_parameters_step_like_their_real_views(case: OptimizerInput) -> None:
-    mixed, reals = complex_and_real()
-    optimizer = build(mixed, case)
-    # the complex shape decides the rule, so the real views have to be told
-    rules = [row.rule for row in optimizer.explain()]
-    groups = [{"params": [p], "rule": rule} for p, rule in zip(reals, rules, strict=True)]
-    real_optimizer = build(groups, case)
-    for seed in range(5):
-        grads = gradients(mixed, seed)
-        set_gradients(mixed, grads)
-        set_gradients(reals, [torch.view_as_real(g) if g.is_complex() else g for g in grads])
-        optimizer.step()
-        real_optimizer.step()
-        as_reals = [torch.view_as_real(p) if p.is_complex() else p for p in mixed]
-        assert_same([p.detach() for p in as_reals], [p.detach() for p in reals])
-
-
-def test_the_online_test_counts_a_complex_number_as_two_reals() -> None:
-    """|cos| lies between δ/√100 and δ/√50: as 100 numbers this block is not scale-invariant."""
-    weight = torch.zeros(10, 5, dtype=torch.complex64)
-    weight[0, 0] = 1.0
-    grad = torch.zeros_like(weight)
-    grad[0, 0], grad[1, 0] = 0.06, (1 - 0.06**2) ** 0.5
-    found = []
-    for p, g in [(weight, grad), (torch.view_as_real(weight), torch.view_as_real(grad))]:
-        p = p.clone().requires_grad_()
-        p.grad = g.clone()
-        optimizer = AdamO([p], delta=0.5, weight_decay=0.0)
-        optimizer.step()
-        (row,) = optimizer.diagnostics(synchronize=True).values()
-        found.append(row["scale_invariant"])
-    assert found == [0.0, 0.0]
-
-
-def rosenbrock(point: Tensor) -> Tensor:
-    x, y = point
-    return (1 - x) ** 2 + 100 * (y - x**2) ** 2
-
-
-@eager
-def test_a_complex_vector_steps_like_its_real_and_imaginary_parts(case: OptimizerInput) -> None:
-    """Adam is elementwise, so this holds for blocks of the low-dim rule, whatever the options."""
-    start = torch.randn(2, dtype=torch.complex64)
-    whole = start.clone().requires_grad_()
-    parts = [start.real.clone().requires_grad_(), start.imag.clone().requires_grad_()]
-    optimizer = build([{"params": [whole], "rule": "low_dim"}], case)
-    part_optimizer = build([{"params": parts, "rule": "low_dim"}], case)
-    for _ in range(5):
-        optimizer.zero_grad()
-        part_optimizer.zero_grad()
-        rosenbrock(whole).abs().backward()
-        rosenbrock(torch.complex(*parts)).abs().backward()
-        optimizer.step()
-        part_optimizer.step()
-        assert_close(torch.view_as_real(whole.detach()).unbind(-1), tuple(clones(parts)))
-    assert not torch.equal(whole.detach(), start)
-
-
-# ---- foreach against the for-loop -----------------------------------------------------------
-
-
-def small_net(dtype: torch.dtype) -> tuple[nn.Sequential, list[Tensor]]:
-    """A network, and its parameters with a 0-D and two empty ones appended."""
-    torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.Linear(3, 1), nn.Sigmoid()).to(dtype)
-    extra = [torch.rand((), dtype=dtype), torch.rand(0, dtype=dtype), torch.rand(0, 3, dtype=dtype)]
-    for p in extra:
-        p.requires_grad_().grad = torch.rand_like(p)
-    return net, [*net.parameters(), *extra]
-
-
-def run_small_net(
-    case: OptimizerInput, dtype: torch.dtype, **flags: Any
-) -> Iterator[tuple[list[Tensor], list[dict[str, Any]]]]:
-    """Seven steps; the third has no gradients, and a layer is frozen for two of them."""
-    net, params = small_net(dtype)
-    optimizer = build(params, case, **flags)
-    batch = torch.arange(1, 7, dtype=dtype).reshape(3, 2) / 10
-    for step in range(7):
-        for p in net.parameters():
-            p.grad = None
-        net[2].requires_grad_(step not in (3, 4))
-        if step != 2:
-            net(batch).sum().backward()
-        optimizer.step()
-        yield params, [optimizer.state[p] for p in params]
-
-
-def assert_backends_agree(case: OptimizerInput, dtype: torch.dtype, step: torch.dtype) -> None:
-    runs = (run_small_net(case, dtype, foreach=foreach) for foreach in (False, True))
-    for (loop, loop_states), (foreach, foreach_states) in zip(*runs, strict=True):
-        assert_close(flat(foreach), flat(loop))
-        for ours, theirs in zip(foreach_states, loop_states, strict=True):
-            assert {k: x.dtype for k, x in ours.items()} == {k: x.dtype for k, x in theirs.items()}
-            assert_close(flat(ours.values()), flat(theirs[key] for key in ours))
-            assert ours["step"].dtype == step
-
-
-@over_inputs()
-def test_foreach_matches_the_for_loop(case: OptimizerInput) -> None:
-    assert_backends_agree(case, torch.float64, torch.float32)
-
-
-@over_inputs()
-@pytest.mark.parametrize("default_dtype", [torch.float64, torch.float16], ids=str, indirect=True)
-def test_foreach_matches_the_for_loop_under_another_default_dtype(
-    case: OptimizerInput, default_dtype: torch.dtype
-) -> None:
-    wanted = torch.float64 if default_dtype == torch.float64 else torch.float32
-    assert_backends_agree(case, torch.float64, wanted)
-
-
-@pytest.mark.parametrize("default_dtype", [torch.float64, torch.float16], ids=str, indirect=True)
-@FOREACH
-def test_the_default_dtype_changes_no_step(default_dtype: torch.dtype, foreach: bool) -> None:
-    under_default = Regression()
-    assert under_default.weight.dtype == torch.float32
-    under_default.train(AdamO(under_default.params, foreach=foreach), 5)
-    torch.set_default_dtype(torch.float32)
-    plain = Regression()
-    plain.train(AdamO(plain.params, foreach=foreach), 5)
-    assert_same(clones(under_default.params), clones(plain.params))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_foreach_matches_the_for_loop_on_large_tensors(dtype: torch.dtype) -> None:
-    ends = []
-    for foreach in (False, True):
-        source = torch.Generator().manual_seed(5)
-        params = [torch.randn(700, 900, generator=source), torch.randn(300_001, generator=source)]
-        params = [p.to(dtype).requires_grad_() for p in params]
-        optimizer = AdamO(params, foreach=foreach)
-        for seed in range(3):
-            set_gradients(params, gradients(params, seed))
-            optimizer.step()
-        ends.append([*clones(params), *(optimizer.state[p]["exp_avg"] for p in params)])
-    assert_close(*ends)
-
-
-def mixed_parameters() -> list[Tensor]:
-    source = torch.Generator().manual_seed(6)
-    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
-    shapes: tuple[tuple[int, ...], ...] = ((4, 3), (3,))
-    return [
-        torch.rand(shape, generator=source).to(dtype).requires_grad_()
-        for dtype in dtypes
-        for shape in shapes
-    ]
-
-
-@over_inputs()
-def test_foreach_matches_the_for_loop_with_mixed_dtypes(case: OptimizerInput) -> None:
-    runs = []
-    for foreach in (False, True):
-        params = mixed_parameters()
-        optimizer = build(params, case, foreach=foreach)
-        for seed in range(4):
-            set_gradients(params, gradients(params, seed))
-            optimizer.step()
-        runs.append((params, [dict(optimizer.state[p]) for p in params]))
-    (loop, loop_states), (foreach, foreach_states) = runs
-    for ours, theirs in zip([*foreach, *foreach_states], [*loop, *loop_states], strict=True):
-        assert_close(ours, theirs)
-
-
-@FOREACH
-def test_parameters_of_other_dtypes_change_nothing(foreach: bool) -> None:
-    together, apart = mixed_parameters(), mixed_parameters()
-    optimizers = [AdamO(together, foreach=foreach)]
-    optimizers += [AdamO([p], foreach=foreach) for p in apart]
-    for seed in range(3):
-        grads = gradients(together, seed)
-        set_gradients(together, grads)
-        set_gradients(apart, grads)
-        for optimizer in optimizers:
-            optimizer.step()
-    assert_same(clones(together), clones(apart))
-
-
-@pytest.mark.parametrize("kind", ["for-loop", "foreach", "differentiable"])
-def test_the_backend_asked_for_is_the_backend_used(kind: str) -> None:
-    flags = {"foreach": kind == "foreach", "differentiable": kind == "differentiable"}
-    rows = AdamO(Regression().params, **flags).explain()
-    assert [row.backend for row in rows] == [kind, kind]
-
-
-def test_the_default_on_the_cpu_is_the_for_loop_as_in_torch() -> None:
-    assert {row.backend for row in AdamO(Regression().params).explain()} == {"for-loop"}
 
 
 # ---- steps that must do nothing, or only one thing ------------------------------------------
@@ -625,6 +421,27 @@ def test_an_error_in_the_closure_leaves_everything_as_it_was() -> None:
         optimizer.step(closure)
     assert_same(clones(problem.params), before)
     assert optimizer.state[problem.weight]["step"] == 1
+
+
+# ---- gradient scaling -----------------------------------------------------------------------
+
+
+@FOREACH
+def test_a_scaler_that_found_an_infinity_takes_no_step(foreach: bool) -> None:
+    problem, plain = Regression(), Regression()
+    optimizer = AdamO(problem.params, foreach=foreach)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    before = clones(problem.params)
+    for scale in (float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(problem.loss() * scale).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if scale != 1.0:
+            assert_same(clones(problem.params), before)
+            assert optimizer.state[problem.weight]["step"] == 0
+    plain.train(AdamO(plain.params, foreach=foreach), 1)
+    assert_close(problem.params, plain.params)
 
 
 # ---- capturable and strong decay ------------------------------------------------------------

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.testing import assert_close
-from torch.testing._internal.common_optimizers import OptimizerInput
 
 from adamo_optim import AdamO
 from torch_kit import (
     FEW,
+    OptimizerInput,
     Regression,
     build,
     clones,
@@ -33,8 +33,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit:DeprecationWarning",
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
 )
-
-FOREACH = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +79,7 @@ def compiled_and_eager(
     return compiled, eager
 
 
-@over_backends(skip=("differentiable",), only=("default", "tensor betas"))
+@over_backends(skip=("differentiable",), only=("default",))
 def test_a_compiled_step_equals_an_eager_one(case: OptimizerInput) -> None:
     backend = CountingBackend()
     compiled_and_eager(lambda params: build(params, case), 4, backend)
@@ -100,8 +98,11 @@ def test_a_step_compiled_by_inductor_equals_an_eager_one(case: OptimizerInput) -
     compiled_and_eager(lambda params: build(params, case), 4, "inductor")
 
 
-@FOREACH
-@pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)], ids=["float-lr", "tensor-lr"])
+@pytest.mark.parametrize(
+    ("lr", "foreach"),
+    [(0.01, False), (torch.tensor(0.01), True)],
+    ids=["float-lr-for-loop", "tensor-lr-foreach"],
+)
 def test_a_scheduler_does_not_make_the_step_compile_again(lr: Any, foreach: bool) -> None:
     """The learning rate is an input of the graph, not a constant in it."""
     ends, backend = [], CountingBackend()

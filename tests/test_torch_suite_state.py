@@ -15,12 +15,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.testing import assert_close
-from torch.testing._internal.common_optimizers import OptimizerInput
 
 from adamo_optim import AdamO
 from torch_kit import (
     FEW,
     INFO,
+    OptimizerInput,
     Regression,
     assert_same,
     assert_same_dict,
@@ -30,6 +30,11 @@ from torch_kit import (
     over_backends,
     over_inputs,
     train_net,
+)
+
+# torch tells those who step a capturable copy without a graph, where there is a CUDA device
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This instance was constructed with capturable:UserWarning"
 )
 
 eager = over_backends(skip=("differentiable",))

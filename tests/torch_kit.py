@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
@@ -17,16 +18,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
-from torch.testing._internal.common_optimizers import (
-    ErrorOptimizerInput,
-    OptimizerErrorEnum,
-    OptimizerInfo,
-    OptimizerInput,
-    _get_optim_inputs_including_global_cliquey_kwargs,
-    get_error_inputs_for_all_optims,
-)
 
 from adamo_optim import AdamO
+
+with warnings.catch_warnings():  # torch's test modules, when loaded, use what NumPy has deprecated
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_optimizers import (
+        ErrorOptimizerInput,
+        OptimizerErrorEnum,
+        OptimizerInfo,
+        OptimizerInput,
+        _get_optim_inputs_including_global_cliquey_kwargs,
+        get_error_inputs_for_all_optims,
+    )
 
 # What AdamO may be built with; every option of the constructor occurs (a test counts them).
 INPUTS: dict[str, dict[str, Any]] = {
@@ -131,13 +135,13 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"weight_decay": torch.ones(2)}, "Tensor weight_decay must be 1-element", "shape (2,)"),
 ]
 
-# Backends that exclude each other, or do not exist.
+# Backends that exclude each other, or that the device does not have.
 BAD_BACKENDS: list[tuple[dict[str, Any], str]] = [
     ({"foreach": True, "fused": True}, "`fused` and `foreach` cannot be `True` together"),
     ({"fused": True, "differentiable": True}, "`fused` does not support `differentiable`"),
     ({"foreach": True, "differentiable": True}, "`foreach` does not support `differentiable`"),
-    ({"fused": True}, "fused=True was asked for, but this version of AdamO has no fused kernel"),
 ]
+NO_FUSED = "fused=True cannot be honoured for group0.param0: no fused kernel for cpu"
 
 
 def optim_inputs_func_adamo(device: Any, dtype: Any = None) -> list[OptimizerInput]:
@@ -147,6 +151,7 @@ def optim_inputs_func_adamo(device: Any, dtype: Any = None) -> list[OptimizerInp
 
 def optim_error_inputs_func_adamo(device: Any, dtype: Any) -> list[ErrorOptimizerInput]:
     """What every optimizer refuses, each option out of range, and what AdamO cannot train."""
+    on_cpu = torch.device(device).type == "cpu"
     sample = nn.Parameter(torch.randn(2, 2, device=device, dtype=dtype))
     sparse = nn.Parameter(torch.randn(2, 2, device=device, dtype=dtype))
     sparse.grad = torch.eye(2, device=device, dtype=dtype).to_sparse()
@@ -165,7 +170,7 @@ def optim_error_inputs_func_adamo(device: Any, dtype: Any) -> list[ErrorOptimize
                 OptimizerInput([sample], options, " and ".join(options)),
                 error_regex=re.escape(message),
             )
-            for options, message in BAD_BACKENDS
+            for options, message in [*BAD_BACKENDS, *([({"fused": True}, NO_FUSED)] * on_cpu)]
         ),
         ErrorOptimizerInput(
             OptimizerInput([{"params": [sample], "rule": "other"}], {}, "rule of a group"),
@@ -179,8 +184,10 @@ def optim_error_inputs_func_adamo(device: Any, dtype: Any) -> list[ErrorOptimize
             error_regex=r"^lr must be >= 0, got -1\.0",
         ),
         ErrorOptimizerInput(
-            OptimizerInput([{"params": [sample], "fused": True}], {}, "fused of a group"),
-            error_regex="no fused kernel",
+            OptimizerInput(
+                [{"params": [sample], "fused": True, "foreach": True}], {}, "backends of a group"
+            ),
+            error_regex="`fused` and `foreach` cannot be `True` together",
         ),
         ErrorOptimizerInput(
             OptimizerInput([{"params": [sample], "differentiable": True}], {}, "one group differs"),
@@ -249,21 +256,27 @@ def _over(inputs: Iterable[OptimizerInput]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", list(inputs), ids=lambda case: slug(case.desc))
 
 
-def over_inputs() -> pytest.MarkDecorator:
-    """Parametrise ``case`` over the inputs without a backend flag."""
-    return _over(INFO.optim_inputs_func("cpu"))
+def over_inputs(
+    only: tuple[str, ...] = tuple(INPUTS), skip: tuple[str, ...] = ()
+) -> pytest.MarkDecorator:
+    """Parametrise ``case`` over the inputs, without a backend flag."""
+    every = INFO.optim_inputs_func("cpu")
+    return _over(case for case in every if case.desc in only and case.desc not in skip)
 
 
 def over_backends(
     skip: tuple[str, ...] = (), only: tuple[str, ...] = tuple(INPUTS)
 ) -> pytest.MarkDecorator:
     """Parametrise ``case`` over inputs × (for-loop, foreach, differentiable) without ``skip``."""
-    # "cuda" is a name here, no tensor is made: for "cpu" the kit would leave foreach out, because
-    # torch never chooses it there by itself.
+    # "cuda" is but a name here, no tensor is made on it: for "cpu" the kit leaves foreach out,
+    # because torch never chooses it there by itself.
     every = _get_optim_inputs_including_global_cliquey_kwargs(
-        "cuda", torch.float32, INFO, skip=skip
+        "cuda", torch.float32, INFO, skip=(*skip, "fused")
     )
     return _over(case for case in every if case.desc.split(" & ")[0] in only)
+
+
+FOREACH = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
 
 
 def build(params: Any, case: OptimizerInput, **more: Any) -> AdamO:

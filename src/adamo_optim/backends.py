@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
         return "differentiable", ""
     fused, foreach, note = group["fused"], group["foreach"], ""
     if fused or (fused is None and foreach is None):
-        note = why_not_fused(p)
+        note = why_not_fused(p, group)
         if not note:
             return "fused", ""
         if fused:
@@ -31,6 +32,13 @@ def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
     return ("foreach" if foreach else "for-loop"), note
 
 
-def why_not_fused(p: Tensor) -> str:
+def why_not_fused(p: Tensor, group: dict[str, Any]) -> str:
     """The reason why no fused kernel can update ``p``; empty if one can."""
+    if p.device.type == "cuda":
+        return importlib.import_module(".cuda", __package__).unsupported(p, group)
     return f"no fused kernel for {p.device.type}"
+
+
+def fused_step(device: torch.device) -> Any:
+    """The fused backend's step; its module is imported at the first use."""
+    return importlib.import_module(".cuda", __package__).step

@@ -63,10 +63,11 @@ def collect(buckets: Iterable[Bucket], synchronize: bool) -> dict[str, dict[str,
     for bucket in buckets:
         if bucket.last is None:
             continue
-        vectors = quantities(bucket.last)
+        last = bucket.last if isinstance(bucket.last, Record) else bucket.last()
+        vectors = quantities(last)
         table = torch.stack(list(vectors.values()), dim=1).detach()
         rows = table.tolist() if synchronize else [row.unbind() for row in table]
-        for name, row, present in zip(bucket.names, rows, bucket.active_key, strict=True):
+        for name, row, present in zip(bucket.names, rows, bucket.present, strict=True):
             if present:
                 result[name] = dict(zip(vectors, row, strict=True))
     return result

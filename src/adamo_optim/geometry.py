@@ -53,19 +53,19 @@ def as_real(x: Tensor) -> Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
 
 
-def sample(x: Tensor, seed: int) -> Tensor:
-    """A fixed slice of about 1/16 of ``x``: whole rows of the first dimension where it has enough.
+def sample_range(shape: torch.Size, seed: int) -> tuple[int, int]:
+    """First row and number of rows of the slice that "sampled" keeps: about 1/16 of dimension 0.
 
-    Whole rows are one piece of memory in every dense layout, and stay together when the first
+    Whole rows are one piece of memory in the usual layouts, and stay together when the first
     dimension is sharded. The slice is the same in every step; ``seed`` moves it per parameter.
     """
-    if x.dim() == 0:
-        return x
-    dim = 0 if x.shape[0] >= SAMPLE else max(range(x.dim()), key=lambda d: x.shape[d])
-    size = x.shape[dim]
-    length = -(-size // SAMPLE)
-    start = (seed * 2654435761 % 2**32) % (size - length + 1)  # Knuth's multiplicative hash
-    return x.narrow(dim, start, length)
+    length = -(-shape[0] // SAMPLE)
+    return (seed * 2654435761 % 2**32) % (shape[0] - length + 1), length  # Knuth's hash
+
+
+def sample(x: Tensor, seed: int) -> Tensor:
+    """The slice of ``x`` that "sampled" keeps of the previous gradient."""
+    return x.narrow(0, *sample_range(x.shape, seed)) if x.dim() else x
 
 
 def total(products: Tensor) -> Tensor:
@@ -101,9 +101,9 @@ def check_parameter(p: Tensor, name: str) -> None:
         )
 
 
-def check_gradient(p: Tensor, name: str) -> None:
+def check_gradient(g: Tensor, name: str) -> None:
     """Refuse gradients that have no dense form."""
-    if p.grad is not None and p.grad.layout != torch.strided:
+    if g.layout != torch.strided:
         raise RuntimeError(
             f"AdamO does not support sparse gradients, and the gradient of {name} is one. "
             "Use sparse=False in the embedding, or torch.optim.SparseAdam for this parameter."

@@ -151,9 +151,15 @@ class AdamO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        # a GradScaler sets these before a step that is to unscale and skip by itself
+        amp = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
         for work in self._prepare():
-            work.run()
+            work.run(**amp)
         return loss
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        return all(bucket.backend == "fused" for bucket in self._buckets())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked and its state is laid out at once."""

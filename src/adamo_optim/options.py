@@ -213,6 +213,10 @@ class OptionTable:
             self.rows, self.vectors = rows, Options(*self.matrix.unbind())
         return self.with_tensors(tensors) if tensors else self.vectors
 
+    def matrix_of(self, options: Options) -> Tensor:
+        """The vectors as one matrix, one row per option."""
+        return self.matrix if options is self.vectors else torch.stack(list(options))
+
     def with_tensors(self, tensors: list[tuple[int, int, Tensor]]) -> Options:
         """The vectors with device tensors filled in at (option, group)."""
         columns = list(self.matrix.unbind())

@@ -7,7 +7,7 @@ so that the law works on vectors and ``state_dict`` still sees ordinary tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import _get_scalar_dtype
 
 from . import control, foreach, geometry, loop
+from .backends import fused_step
 from .blocks import Blocks
 from .control import UNSET, First, Memory, Options, Second, Sums, Traits
 from .options import OptionTable
@@ -101,8 +102,9 @@ class Bucket:
         self.rules: list[str] = []
         self.seeds: list[int] = []
         self.states: list[dict[str, Any]] = []
-        self.active_key: tuple[bool, ...] = ()
-        self.last: Record | None = None
+        self.present: list[bool] = []
+        self.last: Record | Callable[[], Record] | None = None
+        self.plan: Any = None  # what a fused backend prepared for this bucket
 
     def add_group(self, group: dict[str, Any]) -> None:
         self.groups.append(group)
@@ -174,13 +176,12 @@ class Bucket:
             for state, value in zip(self.states, stack.unbind(), strict=True):
                 state[key] = value.to(state[key].dtype)
 
-    def mark_active(self, slots: list[int]) -> None:
+    def mark_active(self, present: list[bool]) -> None:
         """Which blocks have a gradient, as mask and index; uploaded only when it changes."""
-        present = set(slots)
-        key = tuple(slot in present for slot in range(len(self.params)))
-        if key != self.active_key:
-            self.active_key = key
-            self.active = torch.tensor(key).to(self.device, non_blocking=True)
+        if present != self.present:
+            self.present = present
+            slots = [slot for slot, here in enumerate(present) if here]
+            self.active = torch.tensor(present).to(self.device, non_blocking=True)
             self.index = torch.tensor(slots).to(self.device, non_blocking=True)
 
     def _vector(self, values: Sequence[float]) -> Tensor:
@@ -188,14 +189,15 @@ class Bucket:
 
     def prepare(self) -> Work | None:
         """The host's part of a step: collect gradients and options; None without a gradient."""
+        present = [p.grad is not None for p in self.params]
+        if True not in present:
+            return None
+        self.mark_active(present)
         blocks = Blocks(self.dtype, replace=self.differentiable)
         for slot, p in enumerate(self.params):
             if p.grad is not None:
-                geometry.check_gradient(p, self.names[slot])
+                geometry.check_gradient(p.grad, self.names[slot])
                 blocks.add(slot, p, p.grad, self.states[slot], self.seeds[slot])
-        if not len(blocks):
-            return None
-        self.mark_active(blocks.slots)
         return Work(self, blocks, self.table(self.groups, self.differentiable))
 
     def spread(self, values: Tensor) -> tuple[Tensor, ...]:
@@ -213,9 +215,12 @@ class Work(NamedTuple):
     blocks: Blocks
     options: Options
 
-    def run(self) -> None:
+    def run(self, **amp: Tensor | None) -> None:
         """The device's part of a step: three passes and the two laws between them."""
         bucket, blocks, options = self
+        if bucket.backend == "fused":
+            fused_step(bucket.device)(self, **amp)
+            return
         passes = foreach if bucket.backend == "foreach" else loop
         memory = bucket.read()
         sums = Sums(*bucket.spread(passes.reduce(blocks)))

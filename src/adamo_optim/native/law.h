@@ -1,0 +1,186 @@
+/* The scalar law of AdamO for one block: control.py line by line, on doubles.
+
+   control.py is the law; this file only spells it without torch, because the kernel needs it
+   between two passes over a block that is still in cache. tests/test_native.py compares the two
+   on random scalars, field by field. The names are control.py's.
+
+   `where(condition, x, y)` becomes `condition ? x : y`, and clamps keep NaN as torch's do. */
+
+#ifndef ADAMO_LAW_H
+#define ADAMO_LAW_H
+
+#include <float.h>
+#include <math.h>
+#include <stdbool.h>
+
+static const double REFERENCE_BETA = 0.999;
+static const double SCALE_LOW = 0.1, SCALE_HIGH = 10.0;   /* SCALE_BOUNDS */
+static const double FACTOR_LOW = 0.5, FACTOR_HIGH = 2.0;  /* FACTOR_BOUNDS */
+static const double NORM_FLOOR = 0.1;
+static const double UPDATE_BOUND = 100.0;
+
+/* These three have the fields of control.py's Options, Traits and Memory, in their order. */
+typedef struct {
+    double lr, beta1, beta2, eps, weight_decay, radial_lr_ratio, radial_lr, radial_beta;
+    double curvature_auto, curvature_target, curvature_beta, decay_tangential, angular;
+    double low_dim_scale, delta, wd_ratio, guard, sign;
+} Options;
+
+typedef struct {
+    double low_dim, scale_invariant, inverse_root, rounding, smallest_eps;
+} Traits;
+
+typedef struct {
+    double step, radial_momentum, tau, tau_reference, curvature_step, initial_norm;
+} Memory;
+
+/* Everything one step computes about a block: the sums of the passes and control.py's First and
+   Second. A row of the tensor behind Record, so the order is known to native/__init__.py. */
+typedef struct {
+    double ww, gw, gg, kappa, mw;                                             /* pass 1 */
+    double uw, uu;                                                            /* pass 2 */
+    double sign, p, q, beta1, beta2, debias1, debias2, eps, eta_radial;       /* law 1 */
+    double a1, b;                                                             /* law 2 */
+    double tau;
+    bool live, use_gradient, keep_gradient, low_dim, scale_invariant, guarded_scale; /* law 1 */
+    bool guarded_factor, guarded_decay, guarded_update;                       /* law 2 */
+} Row;
+
+static inline double clamp(double x, double low, double high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+/* η_ρ,t/η_ρ before the guard; updates τ, its slow reference and their counter. */
+static double curvature(const Options *o, Memory *memory, double kappa, double gg, bool live)
+{
+    const bool literal = o->curvature_target > 0;
+    live = live && (literal || o->curvature_auto > 0);
+    if (!live)
+        return 1;
+    kappa = kappa > DBL_MAX ? DBL_MAX : kappa;
+
+    const bool nonzero = gg > 0;
+    memory->curvature_step += nonzero;
+    const bool known_change = memory->curvature_step > 1;
+    const bool counts = nonzero && known_change;
+    if (counts)
+        memory->tau_reference =
+            REFERENCE_BETA * memory->tau_reference + (1 - REFERENCE_BETA) * kappa;
+
+    if (literal || counts) {
+        const double start = literal ? o->curvature_target : kappa;
+        const double previous = memory->tau < 0 ? start : memory->tau;
+        memory->tau = o->curvature_beta * previous + (1 - o->curvature_beta) * kappa;
+    }
+
+    double target = o->curvature_target;
+    if (!literal)
+        target = known_change
+            ? memory->tau_reference / (1 - pow(REFERENCE_BETA, memory->curvature_step - 1)) : 0;
+    return target > 0 ? 1 / sqrt(memory->tau / target + o->eps) : 1;
+}
+
+/* Law 1. `active`: the block has a gradient in this step. */
+static void before(
+    const Options *o, const Traits *traits, Memory *memory, bool active, Row *row)
+{
+    const bool guard = o->guard > 0;
+    const bool live = active && (isfinite(row->gg) || !guard);
+    const double gg = live ? row->gg : 0, gw = live ? o->sign * row->gw : 0;
+    const double mw = live ? row->mw : 0;
+    double ww = live ? row->ww : 0;
+
+    if (live && memory->initial_norm < 0)
+        memory->initial_norm = sqrt(ww);
+    /* ‖w₀‖ = 0 is for good: such a block must grow its norm, which Adam does. */
+    const bool low_dim = traits->low_dim > 0 || memory->initial_norm == 0 || ww == 0;
+    const bool tangential = live && !low_dim;
+    ww = low_dim ? 1 : ww; /* a safe divisor */
+
+    memory->step += live;
+    const double t = memory->step > 1 ? memory->step : 1;
+    const double scale = curvature(o, memory, live ? row->kappa : 0, gg, tangential);
+    const double bounded = guard ? clamp(scale, SCALE_LOW, SCALE_HIGH) : scale;
+    const double radial_lr = isnan(o->radial_lr) ? o->radial_lr_ratio * o->lr : o->radial_lr;
+
+    /* AdamP's test on the whole tensor; a zero gradient is no evidence. */
+    const double cosine_bound = o->delta * traits->inverse_root * sqrt(gg) * sqrt(ww);
+    const bool by_test = fabs(gw) < cosine_bound && gg > 0;
+
+    if (tangential)
+        memory->radial_momentum =
+            o->radial_beta * memory->radial_momentum + (1 - o->radial_beta) * gw / sqrt(ww);
+    const bool noise = guard && tangential && gg - gw * gw / ww <= traits->rounding * gg;
+
+    row->live = live;
+    row->use_gradient = live && !noise;
+    row->keep_gradient = live && (gg > 0 || o->curvature_target > 0);
+    row->sign = o->sign;
+    row->p = tangential && !noise ? gw / ww : 0;
+    row->q = tangential ? mw / ww : 0;
+    row->beta1 = live ? o->beta1 : 1;
+    row->beta2 = live ? o->beta2 : 1;
+    row->debias1 = 1 / (1 - pow(o->beta1, t));
+    row->debias2 = 1 / (1 - pow(o->beta2, t));
+    row->eps = o->eps > traits->smallest_eps ? o->eps : traits->smallest_eps;
+    row->low_dim = low_dim;
+    row->scale_invariant = (traits->scale_invariant > 0 || by_test) && !low_dim;
+    row->eta_radial = bounded * radial_lr;
+    row->guarded_scale = guard && tangential && (scale < SCALE_LOW || scale > SCALE_HIGH);
+    row->tau = memory->tau;
+}
+
+/* Law 2, with ⟨u,w⟩ and ‖u‖² in the row. */
+static void after(const Options *o, const Traits *traits, Memory *memory, Row *row)
+{
+    const bool guard = o->guard > 0, radial = row->live && !row->low_dim;
+    const double ww = radial ? row->ww : 1, norm = sqrt(ww);
+    const double initial_norm = radial ? memory->initial_norm : 1;
+
+    /* decay, then the radial SGD step: together one factor on ‖w‖ */
+    double decay = o->weight_decay * (o->decay_tangential > 0 ? o->lr : row->eta_radial);
+    if (row->scale_invariant)
+        decay *= o->wd_ratio;
+    row->guarded_decay = guard && radial && norm < NORM_FLOOR * initial_norm;
+    if (row->guarded_decay)
+        decay = 0;
+    const double t = memory->step > 1 ? memory->step : 1;
+    const double debias = 1 - pow(o->radial_beta, t);
+    const double pull = row->scale_invariant
+        ? 0 : row->eta_radial * memory->radial_momentum / (debias * norm);
+    const double asked = 1 - decay - pull;
+    row->guarded_factor = guard && radial && (asked < FACTOR_LOW || asked > FACTOR_HIGH);
+    const double factor = guard ? clamp(asked, FACTOR_LOW, FACTOR_HIGH) : asked;
+
+    /* the tangential step, u without its radial part: added, or a pure rotation */
+    const double rms = sqrt(row->uu) * traits->inverse_root;
+    row->guarded_update = guard && row->live && rms > UPDATE_BOUND;
+    const double shrink = row->guarded_update ? UPDATE_BOUND / rms : 1;
+    const bool overflow = row->guarded_update && isinf(row->uu); /* shrink·u means nothing then */
+    const double uw = overflow ? 0 : shrink * row->uw;
+    const double uu = overflow ? 0 : shrink * shrink * row->uu;
+    const double along = uw / ww;
+    const double left = uu - uw * along, across = left < 0 ? 0 : left; /* ‖u^θ‖² */
+    const double k = o->lr * norm / initial_norm;
+    const double stretch = sqrt(1 + k * k * across / ww);
+    double a1 = 0, b = row->live ? o->low_dim_scale * o->lr : 0;
+    if (radial && o->angular > 0) {
+        a1 = factor * (1 + k * along) / stretch - 1;
+        b = factor * k / stretch;
+    } else if (radial) {
+        a1 = factor + o->lr * along - 1;
+        b = o->lr;
+    }
+
+    /* m^ρ projected on w⁺: it loses the cosine of the turn. */
+    if (radial) {
+        const double ahead = 1 + a1 - b * along, aside = b * b * across / ww;
+        const double squared = ahead * ahead + aside;
+        memory->radial_momentum *= ahead / sqrt(squared < DBL_MIN ? DBL_MIN : squared);
+    }
+    row->a1 = a1;
+    row->b = shrink * b;
+}
+
+#endif

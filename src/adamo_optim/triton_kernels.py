@@ -1,0 +1,535 @@
+"""AdamO's three passes and two laws as Triton kernels over all tensors of a bucket at once.
+
+A program of a pass works on one chunk of one tensor; tables on the device hold the tensors'
+addresses. Programs leave partial sums, one per chunk, which the programs of a law (one per tensor)
+add up in a fixed order: no atomics, the same result in every run. Sums and laws are in float64,
+elementwise arithmetic is in float32, divisions and roots are IEEE's.
+
+Fields of ``coefficients`` (one row per scalar, one column per block) are those of
+``control.First``, ``control.Second`` and ``control.Sums`` in their order, then ⟨u,w⟩, ‖u‖², τ and
+whether the block had a gradient. The laws are ``control.before`` and ``control.after`` for one
+block; ``tests/test_triton.py`` compares them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# rows of `coefficients`, in the order of control.First, Second and Sums
+LIVE = tl.constexpr(0)
+USE_GRADIENT = tl.constexpr(1)
+KEEP_GRADIENT = tl.constexpr(2)
+SIGN = tl.constexpr(3)
+P = tl.constexpr(4)
+Q = tl.constexpr(5)
+BETA1 = tl.constexpr(6)
+BETA2 = tl.constexpr(7)
+DEBIAS1 = tl.constexpr(8)
+DEBIAS2 = tl.constexpr(9)
+EPS = tl.constexpr(10)
+LOW_DIM = tl.constexpr(11)
+SCALE_INVARIANT = tl.constexpr(12)
+ETA_RADIAL = tl.constexpr(13)
+GUARDED_SCALE = tl.constexpr(14)
+A1 = tl.constexpr(15)
+B = tl.constexpr(16)
+GUARDED_FACTOR = tl.constexpr(17)
+GUARDED_DECAY = tl.constexpr(18)
+GUARDED_UPDATE = tl.constexpr(19)
+WW = tl.constexpr(20)
+GW = tl.constexpr(21)
+GG = tl.constexpr(22)
+KAPPA = tl.constexpr(23)
+MW = tl.constexpr(24)
+UW = tl.constexpr(25)
+UU = tl.constexpr(26)
+TAU = tl.constexpr(27)
+ACTIVE = tl.constexpr(28)
+ROWS = 29
+
+LARGEST = tl.constexpr(1.7976931348623157e308)
+SMALLEST = tl.constexpr(2.2250738585072014e-308)
+
+
+@triton.jit
+def address(table, i, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    """The start of tensor ``i``; ALIGNED promises multiples of 16 bytes, for wide accesses."""
+    value = tl.load(table + i)
+    if ALIGNED:
+        value = tl.multiple_of(value, 16)
+    return value.to(tl.pointer_type(dtype))
+
+
+@triton.jit
+def narrow(value, dtype: tl.constexpr):
+    """float32 → the type of a tensor, to the nearest number and ties to even.
+
+    bfloat16 by hand: Triton's interpreter, in which these kernels are tested, would truncate.
+    """
+    if dtype == tl.bfloat16:
+        bits = value.to(tl.uint32, bitcast=True)
+        bits = tl.where(value == value, bits + 0x7FFF + ((bits >> 16) & 1), bits | 0x400000)
+        return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return value.to(dtype)
+
+
+@triton.jit
+def fetch(pointer, offsets, end, MASKED: tl.constexpr):
+    """Entries in float32; a full tile goes without a mask, which would split wide loads."""
+    if MASKED:
+        return tl.load(pointer + offsets, mask=offsets < end, other=0.0).to(tl.float32)
+    return tl.load(pointer + offsets).to(tl.float32)
+
+
+@triton.jit
+def store(pointer, offsets, value, end, MASKED: tl.constexpr):
+    value = narrow(value, pointer.dtype.element_ty)
+    if MASKED:
+        tl.store(pointer + offsets, value, mask=offsets < end)
+    else:
+        tl.store(pointer + offsets, value)
+
+
+# ---- pass 1 --------------------------------------------------------------------------------
+
+
+@triton.jit
+def reduce_tile(
+    w_start, g_start, m_start, previous_start, offsets, end, sample_start, samples, scale,
+    ww, gw, gg, kappa, mw,
+    READ_M: tl.constexpr, CURVATURE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    w = fetch(w_start, offsets, end, MASKED).to(tl.float64)
+    g = fetch(g_start, offsets, end, MASKED) * scale
+    wide = g.to(tl.float64)
+    ww += w * w
+    gw += wide * w
+    gg += wide * wide
+    if READ_M:
+        mw += fetch(m_start, offsets, end, MASKED).to(tl.float64) * w
+    if CURVATURE == 1:  # g⁻ of the whole tensor
+        if samples > 0:
+            change = wide - fetch(previous_start, offsets, end, MASKED).to(tl.float64)
+            kappa += change * change
+    if CURVATURE == 2:  # g⁻ of a slice
+        inside = (offsets >= sample_start) & (offsets < sample_start + samples)
+        old = tl.load(previous_start + (offsets - sample_start), mask=inside, other=0.0)
+        change = tl.where(inside, wide - old.to(tl.float64), 0.0)
+        kappa += change * change
+    return ww, gw, gg, kappa, mw
+
+
+@triton.jit
+def reduce(
+    w_table, g_table, m_table, previous_table, numel, sample_start, samples, grad_scale,
+    chunk_block, chunk_start, base, partial, chunks,
+    W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr, READ_M: tl.constexpr,
+    CURVATURE: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Pass 1: partial sums of ‖w‖², ⟨g,w⟩, ‖g‖², κ and, with READ_M, ⟨m,w⟩."""
+    program = base + tl.program_id(0)
+    i = tl.load(chunk_block + program)
+    start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
+    end = tl.load(numel + i)
+    if tl.load(g_table + i) != 0:
+        w = address(w_table, i, W, ALIGNED)
+        g = address(g_table, i, G, ALIGNED)
+        m = address(m_table, i, tl.float32, ALIGNED)
+        previous = address(previous_table, i, PREVIOUS, ALIGNED)
+        first_sample = tl.load(sample_start + i)
+        count = tl.load(samples + i)
+        scale = 1.0
+        if SCALED:
+            scale = 1.0 / tl.load(grad_scale)
+        ww = tl.zeros([TILE], tl.float64)
+        gw = tl.zeros([TILE], tl.float64)
+        gg = tl.zeros([TILE], tl.float64)
+        kappa = tl.zeros([TILE], tl.float64)
+        mw = tl.zeros([TILE], tl.float64)
+        if start + CHUNK <= end:
+            for k in range(0, CHUNK, TILE):
+                offsets = start + k + tl.arange(0, TILE)
+                ww, gw, gg, kappa, mw = reduce_tile(
+                    w, g, m, previous, offsets, end, first_sample, count, scale,
+                    ww, gw, gg, kappa, mw, READ_M, CURVATURE, False,
+                )  # fmt: skip
+        else:
+            for k in range(0, CHUNK, TILE):
+                offsets = start + k + tl.arange(0, TILE)
+                ww, gw, gg, kappa, mw = reduce_tile(
+                    w, g, m, previous, offsets, end, first_sample, count, scale,
+                    ww, gw, gg, kappa, mw, READ_M, CURVATURE, True,
+                )  # fmt: skip
+        tl.store(partial + program, tl.sum(ww))
+        tl.store(partial + chunks + program, tl.sum(gw))
+        tl.store(partial + 2 * chunks + program, tl.sum(gg))
+        tl.store(partial + 3 * chunks + program, tl.sum(kappa))
+        if READ_M:
+            tl.store(partial + 4 * chunks + program, tl.sum(mw))
+
+
+# ---- pass 2 --------------------------------------------------------------------------------
+
+
+@triton.jit
+def quotient(m, v, debias1, debias2, eps):
+    """u = m̂/(√v̂ + ε)."""
+    return tl.div_rn(m * debias1, tl.sqrt_rn(v * debias2) + eps)
+
+
+@triton.jit
+def moments_tile(
+    w_start, g_start, m_start, v_start, previous_start, offsets, end, sample_start, samples,
+    scale, use, keep, sign, p, q, beta1, beta1c, beta2, beta2c, debias1, debias2, eps, uw, uu,
+    CURVATURE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    w = fetch(w_start, offsets, end, MASKED)
+    g = fetch(g_start, offsets, end, MASKED) * scale
+    m = fetch(m_start, offsets, end, MASKED)
+    v = fetch(v_start, offsets, end, MASKED)
+    # g⁻ ← g
+    if CURVATURE == 1:
+        if keep:
+            store(previous_start, offsets, g, end, MASKED)
+    if CURVATURE == 2:
+        if keep:
+            inside = (offsets >= sample_start) & (offsets < sample_start + samples)
+            kept = narrow(g, previous_start.dtype.element_ty)
+            tl.store(previous_start + (offsets - sample_start), kept, mask=inside)
+    # g^θ = ±g − p·w
+    g_tangential = tl.where(use, g, 0.0) * sign - w * p
+    # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
+    m = (m - w * q) * beta1 + g_tangential * beta1c
+    v = v * beta2 + g_tangential * g_tangential * beta2c
+    # u = m̂/(√v̂ + ε)
+    u = quotient(m, v, debias1, debias2, eps)
+    store(m_start, offsets, m, end, MASKED)
+    store(v_start, offsets, v, end, MASKED)
+    if MASKED:
+        u = tl.where(offsets < end, u, 0.0)
+    wide = u.to(tl.float64)
+    uw += wide * w.to(tl.float64)
+    uu += wide * wide
+    return uw, uu
+
+
+@triton.jit
+def moments(
+    w_table, g_table, m_table, v_table, previous_table, numel, sample_start, samples, grad_scale,
+    chunk_block, chunk_start, base, partial, chunks, coefficients, blocks,
+    W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr,
+    CURVATURE: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Pass 2: m, v and g⁻; partial sums of ⟨u,w⟩ and ‖u‖². Chunks in reverse, for the cache."""
+    program = base + tl.num_programs(0) - 1 - tl.program_id(0)
+    i = tl.load(chunk_block + program)
+    start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
+    end = tl.load(numel + i)
+    c = coefficients + i
+    if tl.load(c + LIVE * blocks) > 0:
+        w = address(w_table, i, W, ALIGNED)
+        g = address(g_table, i, G, ALIGNED)
+        m = address(m_table, i, tl.float32, ALIGNED)
+        v = address(v_table, i, tl.float32, ALIGNED)
+        previous = address(previous_table, i, PREVIOUS, ALIGNED)
+        first_sample = tl.load(sample_start + i)
+        count = tl.load(samples + i)
+        scale = 1.0
+        if SCALED:
+            scale = 1.0 / tl.load(grad_scale)
+        use = tl.load(c + USE_GRADIENT * blocks) > 0
+        keep = (tl.load(c + KEEP_GRADIENT * blocks) > 0) & (count > 0)
+        beta1, beta2 = tl.load(c + BETA1 * blocks), tl.load(c + BETA2 * blocks)
+        beta1c, beta2c = (1 - beta1).to(tl.float32), (1 - beta2).to(tl.float32)
+        beta1, beta2 = beta1.to(tl.float32), beta2.to(tl.float32)
+        sign = tl.load(c + SIGN * blocks).to(tl.float32)
+        p = tl.load(c + P * blocks).to(tl.float32)
+        q = tl.load(c + Q * blocks).to(tl.float32)
+        debias1 = tl.load(c + DEBIAS1 * blocks).to(tl.float32)
+        debias2 = tl.load(c + DEBIAS2 * blocks).to(tl.float32)
+        eps = tl.load(c + EPS * blocks).to(tl.float32)
+        uw = tl.zeros([TILE], tl.float64)
+        uu = tl.zeros([TILE], tl.float64)
+        if start + CHUNK <= end:
+            for k in range(0, CHUNK, TILE):
+                offsets = start + k + tl.arange(0, TILE)
+                uw, uu = moments_tile(
+                    w, g, m, v, previous, offsets, end, first_sample, count, scale, use, keep,
+                    sign, p, q, beta1, beta1c, beta2, beta2c, debias1, debias2, eps, uw, uu,
+                    CURVATURE, False,
+                )  # fmt: skip
+        else:
+            for k in range(0, CHUNK, TILE):
+                offsets = start + k + tl.arange(0, TILE)
+                uw, uu = moments_tile(
+                    w, g, m, v, previous, offsets, end, first_sample, count, scale, use, keep,
+                    sign, p, q, beta1, beta1c, beta2, beta2c, debias1, debias2, eps, uw, uu,
+                    CURVATURE, True,
+                )  # fmt: skip
+        tl.store(partial + program, tl.sum(uw))
+        tl.store(partial + chunks + program, tl.sum(uu))
+
+
+# ---- pass 3 --------------------------------------------------------------------------------
+
+
+@triton.jit
+def apply_tile(
+    w_start, m_start, v_start, offsets, end, debias1, debias2, eps, a1, b, mw, MASKED: tl.constexpr
+):  # fmt: skip
+    w = fetch(w_start, offsets, end, MASKED)
+    m = fetch(m_start, offsets, end, MASKED)
+    u = quotient(m, fetch(v_start, offsets, end, MASKED), debias1, debias2, eps)
+    # w ← w + (a−1)·w − b·u
+    w = narrow(w + (w * a1 - u * b), w_start.dtype.element_ty).to(tl.float32)
+    store(w_start, offsets, w, end, MASKED)
+    wide = w.to(tl.float64) * m.to(tl.float64)
+    if MASKED:
+        wide = tl.where(offsets < end, wide, 0.0)
+    return mw + wide
+
+
+@triton.jit
+def apply(
+    w_table, m_table, v_table, numel, chunk_block, chunk_start, base, partial, chunks,
+    coefficients, blocks,
+    W: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Pass 3: w; partial sums of ⟨m,w⁺⟩, so that the next pass 1 need not read m."""
+    program = base + tl.program_id(0)
+    i = tl.load(chunk_block + program)
+    start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
+    end = tl.load(numel + i)
+    c = coefficients + i
+    if tl.load(c + LIVE * blocks) > 0:
+        w = address(w_table, i, W, ALIGNED)
+        m = address(m_table, i, tl.float32, ALIGNED)
+        v = address(v_table, i, tl.float32, ALIGNED)
+        debias1 = tl.load(c + DEBIAS1 * blocks).to(tl.float32)
+        debias2 = tl.load(c + DEBIAS2 * blocks).to(tl.float32)
+        eps = tl.load(c + EPS * blocks).to(tl.float32)
+        a1 = tl.load(c + A1 * blocks).to(tl.float32)
+        b = tl.load(c + B * blocks).to(tl.float32)
+        mw = tl.zeros([TILE], tl.float64)
+        if start + CHUNK <= end:
+            for k in range(0, CHUNK, TILE):
+                offsets = start + k + tl.arange(0, TILE)
+                mw = apply_tile(w, m, v, offsets, end, debias1, debias2, eps, a1, b, mw, False)
+        else:
+            for k in range(0, CHUNK, TILE):
+                offsets = start + k + tl.arange(0, TILE)
+                mw = apply_tile(w, m, v, offsets, end, debias1, debias2, eps, a1, b, mw, True)
+        tl.store(partial + program, tl.sum(mw))
+
+
+# ---- the laws ------------------------------------------------------------------------------
+
+
+@triton.jit
+def add_up(partial, low, high, TILE: tl.constexpr):
+    """The sum of partial[low:high] in a fixed order."""
+    sums = tl.zeros([TILE], tl.float64)
+    for k in range(low, high, TILE):
+        offsets = k + tl.arange(0, TILE)
+        sums += tl.load(partial + offsets, mask=offsets < high, other=0.0)
+    return tl.sum(sums)
+
+
+@triton.jit
+def power(base, exponent):
+    """base**exponent for base in [0, 1) and exponent >= 1."""
+    safe = tl.where(base > 0, base, 1.0)
+    return tl.where(base > 0, tl.exp(exponent * tl.log(safe)), 0.0)
+
+
+@triton.jit
+def law_before(
+    options, traits, step, radial_momentum, tau, tau_reference, curvature_step, initial_norm,
+    g_table, found_inf, partial, partial_mw, chunks, first_chunk, last_chunk, ratio_of_samples,
+    coefficients, blocks,
+    MW_FROM_PASS_1: tl.constexpr, CHECKED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Law 1 for one block, as ``control.before``."""
+    i = tl.program_id(0)
+    o, trait, c = options + i, traits + i, coefficients + i
+    lr = tl.load(o)
+    beta1 = tl.load(o + blocks)
+    beta2 = tl.load(o + 2 * blocks)
+    eps = tl.load(o + 3 * blocks)
+    radial_lr_ratio = tl.load(o + 5 * blocks)
+    radial_lr = tl.load(o + 6 * blocks)
+    radial_beta = tl.load(o + 7 * blocks)
+    curvature_auto = tl.load(o + 8 * blocks) > 0
+    curvature_target = tl.load(o + 9 * blocks)
+    curvature_beta = tl.load(o + 10 * blocks)
+    delta = tl.load(o + 14 * blocks)
+    guard = tl.load(o + 16 * blocks) > 0
+    sign = tl.load(o + 17 * blocks)
+    declared_low_dim = tl.load(trait) > 0
+    declared_invariant = tl.load(trait + blocks) > 0
+    inverse_root = tl.load(trait + 2 * blocks)
+    rounding = tl.load(trait + 3 * blocks)
+    smallest_eps = tl.load(trait + 4 * blocks)
+
+    active = tl.load(g_table + i) != 0
+    if CHECKED:
+        active = active & (tl.load(found_inf) == 0.0)
+    low, high = tl.load(first_chunk + i), tl.load(last_chunk + i)
+    ww = add_up(partial, low, high, TILE)
+    gw = add_up(partial + chunks, low, high, TILE)
+    gg = add_up(partial + 2 * chunks, low, high, TILE)
+    kappa = add_up(partial + 3 * chunks, low, high, TILE) * tl.load(ratio_of_samples + i)
+    if MW_FROM_PASS_1:
+        mw = add_up(partial + 4 * chunks, low, high, TILE)
+    else:
+        mw = add_up(partial_mw, low, high, TILE)
+    tl.store(c + WW * blocks, tl.where(active, ww, 0.0))
+    tl.store(c + GW * blocks, tl.where(active, gw, 0.0))
+    tl.store(c + GG * blocks, tl.where(active, gg, 0.0))
+    tl.store(c + KAPPA * blocks, tl.where(active, kappa, 0.0))
+    tl.store(c + MW * blocks, tl.where(active, mw, 0.0))
+    tl.store(c + ACTIVE * blocks, active.to(tl.float64))
+
+    finite = gg <= LARGEST  # False for inf and NaN
+    live = active & (finite | (guard == 0))
+    ww, gw, gg = tl.where(live, ww, 0.0), sign * tl.where(live, gw, 0.0), tl.where(live, gg, 0.0)
+    kappa, mw = tl.where(live, kappa, 0.0), tl.where(live, mw, 0.0)
+
+    norm0 = tl.load(initial_norm + i)
+    norm0 = tl.where(live & (norm0 < 0), tl.sqrt(ww), norm0)
+    low_dim = declared_low_dim | (norm0 == 0) | (ww == 0)
+    safe = tl.where(low_dim, 1.0, ww)
+    tangential = live & (low_dim == 0)
+    t = tl.load(step + i).to(tl.float64) + live.to(tl.float64)
+    tl.store(initial_norm + i, norm0)
+    tl.store(step + i, t.to(step.dtype.element_ty))
+    t = tl.maximum(t, 1.0)
+
+    # curvature
+    literal = curvature_target > 0
+    adapts = tangential & (literal | curvature_auto)
+    kappa = tl.where(kappa > LARGEST, LARGEST, kappa)
+    nonzero = adapts & (gg > 0)
+    count = tl.load(curvature_step + i) + nonzero.to(tl.float64)
+    counts = nonzero & (count > 1)
+    reference = tl.load(tau_reference + i)
+    reference = tl.where(counts, 0.999 * reference + (1 - 0.999) * kappa, reference)
+    reference_debias = 1 - power(0.999 + 0.0 * kappa, tl.maximum(count - 1, 1.0))
+    old_tau = tl.load(tau + i)
+    start = tl.where(literal, curvature_target, kappa)
+    new_tau = curvature_beta * tl.where(old_tau < 0, start, old_tau) + (1 - curvature_beta) * kappa
+    new_tau = tl.where((literal & adapts) | ((literal == 0) & counts), new_tau, old_tau)
+    target = tl.where(literal, curvature_target, reference / reference_debias)
+    known = adapts & (literal | (count > 1)) & (target > 0)
+    ratio = tl.where(known, new_tau, 1.0) / tl.where(known, target, 1.0)
+    scale = tl.where(known, 1 / tl.sqrt(ratio + eps), 1.0)
+    tl.store(curvature_step + i, count)
+    tl.store(tau_reference + i, reference)
+    tl.store(tau + i, new_tau)
+    tl.store(c + TAU * blocks, new_tau)
+
+    guarded_scale = guard & tangential & ((scale < 0.1) | (scale > 10.0))
+    clamped = tl.where(scale < 0.1, 0.1, tl.where(scale > 10.0, 10.0, scale))
+    scale = tl.where(guard, clamped, scale)
+    eta_radial = scale * tl.where(radial_lr != radial_lr, radial_lr_ratio * lr, radial_lr)
+
+    # AdamP's test, radial momentum, rounding noise
+    bound = delta * inverse_root * tl.sqrt(gg) * tl.sqrt(safe)
+    by_test = (tl.abs(gw) < bound) & (gg > 0)
+    invariant = (declared_invariant | by_test) & (low_dim == 0)
+    momentum = tl.load(radial_momentum + i)
+    fresh = radial_beta * momentum + (1 - radial_beta) * gw / tl.sqrt(safe)
+    tl.store(radial_momentum + i, tl.where(tangential, fresh, momentum))
+    noise = guard & tangential & (gg - gw * gw / safe <= rounding * gg)
+
+    tl.store(c + LIVE * blocks, live.to(tl.float64))
+    tl.store(c + USE_GRADIENT * blocks, (live & (noise == 0)).to(tl.float64))
+    tl.store(c + KEEP_GRADIENT * blocks, (live & ((gg > 0) | literal)).to(tl.float64))
+    tl.store(c + SIGN * blocks, sign)
+    tl.store(c + P * blocks, tl.where(tangential & (noise == 0), gw / safe, 0.0))
+    tl.store(c + Q * blocks, tl.where(tangential, mw / safe, 0.0))
+    tl.store(c + BETA1 * blocks, tl.where(live, beta1, 1.0))
+    tl.store(c + BETA2 * blocks, tl.where(live, beta2, 1.0))
+    tl.store(c + DEBIAS1 * blocks, 1 / (1 - power(beta1, t)))
+    tl.store(c + DEBIAS2 * blocks, 1 / (1 - power(beta2, t)))
+    tl.store(c + EPS * blocks, tl.where(eps > smallest_eps, eps, smallest_eps))
+    tl.store(c + LOW_DIM * blocks, low_dim.to(tl.float64))
+    tl.store(c + SCALE_INVARIANT * blocks, invariant.to(tl.float64))
+    tl.store(c + ETA_RADIAL * blocks, eta_radial)
+    tl.store(c + GUARDED_SCALE * blocks, guarded_scale.to(tl.float64))
+
+
+@triton.jit
+def law_after(
+    options, traits, step, radial_momentum, initial_norm, partial, chunks, first_chunk, last_chunk,
+    coefficients, blocks, TILE: tl.constexpr,
+):  # fmt: skip
+    """Law 2 for one block, as ``control.after``."""
+    i = tl.program_id(0)
+    o, c = options + i, coefficients + i
+    lr = tl.load(o)
+    weight_decay = tl.load(o + 4 * blocks)
+    radial_beta = tl.load(o + 7 * blocks)
+    decay_tangential = tl.load(o + 11 * blocks) > 0
+    angular = tl.load(o + 12 * blocks) > 0
+    low_dim_scale = tl.load(o + 13 * blocks)
+    wd_ratio = tl.load(o + 15 * blocks)
+    guard = tl.load(o + 16 * blocks) > 0
+    inverse_root = tl.load(traits + i + 2 * blocks)
+    live = tl.load(c + LIVE * blocks) > 0
+    invariant = tl.load(c + SCALE_INVARIANT * blocks) > 0
+    eta_radial = tl.load(c + ETA_RADIAL * blocks)
+    radial = live & (tl.load(c + LOW_DIM * blocks) == 0)
+
+    low, high = tl.load(first_chunk + i), tl.load(last_chunk + i)
+    uw = tl.where(live, add_up(partial, low, high, TILE), 0.0)
+    uu = tl.where(live, add_up(partial + chunks, low, high, TILE), 0.0)
+    tl.store(c + UW * blocks, uw)
+    tl.store(c + UU * blocks, uu)
+    ww = tl.where(radial, tl.load(c + WW * blocks), 1.0)
+    norm = tl.sqrt(ww)
+    norm0 = tl.where(radial, tl.load(initial_norm + i), 1.0)
+
+    # decay, then the radial SGD step: together one factor on ‖w‖
+    decay = weight_decay * tl.where(decay_tangential, lr, eta_radial)
+    decay = tl.where(invariant, wd_ratio * decay, decay)
+    guarded_decay = guard & radial & (norm < 0.1 * norm0)
+    decay = tl.where(guarded_decay, 0.0, decay)
+    t = tl.maximum(tl.load(step + i).to(tl.float64), 1.0)
+    momentum = tl.load(radial_momentum + i)
+    pull = eta_radial * momentum / ((1 - power(radial_beta, t)) * norm)
+    factor = 1 - decay - tl.where(invariant, 0.0, pull)
+    guarded_factor = guard & radial & ((factor < 0.5) | (factor > 2.0))
+    clamped = tl.where(factor < 0.5, 0.5, tl.where(factor > 2.0, 2.0, factor))
+    factor = tl.where(guard, clamped, factor)
+
+    # the tangential step, u without its radial part: added, or a pure rotation
+    rms = tl.sqrt(uu) * inverse_root
+    guarded_update = guard & live & (rms > 100.0)
+    shrink = tl.where(guarded_update, 100.0 / tl.where(guarded_update, rms, 1.0), 1.0)
+    overflow = guarded_update & (uu > LARGEST)
+    uw = tl.where(overflow, 0.0, shrink * uw)
+    uu = tl.where(overflow, 0.0, shrink * shrink * uu)
+    along = uw / ww
+    across = uu - uw * along
+    across = tl.where(across < 0, 0.0, across)
+    k = lr * norm / norm0
+    stretch = tl.sqrt(1 + k * k * across / ww)
+    a1 = tl.where(angular, factor * (1 + k * along) / stretch, factor + lr * along) - 1
+    b = tl.where(angular, factor * k / stretch, lr)
+    a1 = tl.where(radial, a1, 0.0)
+    b = tl.where(radial, b, tl.where(live, low_dim_scale * lr, 0.0))
+
+    # m^ρ projected on w⁺ loses the cosine of the turn
+    ahead, aside = 1 + a1 - b * along, b * b * across / ww
+    square = ahead * ahead + aside
+    turned = ahead / tl.sqrt(tl.where(square < SMALLEST, SMALLEST, square))
+    tl.store(radial_momentum + i, momentum * tl.where(radial, turned, 1.0))
+    tl.store(c + A1 * blocks, a1)
+    tl.store(c + B * blocks, shrink * b)
+    tl.store(c + GUARDED_FACTOR * blocks, guarded_factor.to(tl.float64))
+    tl.store(c + GUARDED_DECAY * blocks, guarded_decay.to(tl.float64))
+    tl.store(c + GUARDED_UPDATE * blocks, guarded_update.to(tl.float64))

@@ -1,0 +1,198 @@
+"""PyTorch's optimizer suite on AdamO, the part that needs a CUDA device."""
+
+from __future__ import annotations
+
+import gc
+import math
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from adamo_optim import AdamO
+from torch_kit import (
+    INFO,
+    OptimizerInput,
+    Regression,
+    build,
+    clones,
+    flat,
+    gradients,
+    over_backends,
+    over_inputs,
+    set_gradients,
+    slug,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # torch tells those who run a capturable optimizer without a graph; these tests do so
+    pytest.mark.filterwarnings("ignore:This instance was constructed with capturable:UserWarning"),
+]
+
+eager = over_backends(skip=("differentiable",))
+
+
+def on_cuda(params: list[Any]) -> list[Tensor]:
+    return [p.detach().to("cuda", copy=True).requires_grad_() for p in params]
+
+
+def train(optimizer: AdamO, params: list[Tensor], seeds: range) -> None:
+    for seed in seeds:
+        set_gradients(params, gradients(params, seed))
+        optimizer.step()
+
+
+def states(optimizer: AdamO, params: list[Tensor]) -> Tensor:
+    return flat(optimizer.state[p][key].cpu() for p in params for key in optimizer.state[p])
+
+
+@eager
+def test_a_step_on_cuda_equals_one_on_the_cpu(case: OptimizerInput) -> None:
+    host: list[Tensor] = list(Regression(dtype=torch.float64).params)
+    device = on_cuda(host)
+    on_host, on_device = build(host, case, foreach=False), build(device, case)
+    train(on_host, host, range(5))
+    train(on_device, device, range(5))
+    assert_close([p.detach().cpu() for p in device], clones(host))
+    assert_close(states(on_device, device), states(on_host, host))
+
+
+@over_inputs()
+def test_the_default_on_cuda_is_not_the_for_loop(case: OptimizerInput) -> None:
+    rows = build(on_cuda(Regression().params), case).explain()
+    assert {row.backend for row in rows} <= {"foreach", "fused"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    INFO.optim_error_inputs_func("cuda", torch.float32) if torch.cuda.is_available() else [],
+    ids=lambda error: slug(error.optimizer_error_input.desc),
+)
+def test_errors(error: Any) -> None:
+    case = error.optimizer_error_input
+    with pytest.raises(error.error_type, match=error.error_regex):
+        build(case.params, case).step()
+
+
+@eager
+def test_a_state_of_the_cpu_continues_on_cuda(case: OptimizerInput) -> None:
+    host: list[Tensor] = list(Regression(dtype=torch.float64).params)
+    optimizer = build(host, case)
+    train(optimizer, host, range(3))
+    device = on_cuda(host)
+    other = build(device, case)
+    state = deepcopy(optimizer.state_dict())
+    other.load_state_dict(state)
+    assert all(x.device.type == "cpu" for s in state["state"].values() for x in s.values())
+    train(optimizer, host, range(3, 6))
+    train(other, device, range(3, 6))
+    assert_close([p.detach().cpu() for p in device], clones(host))
+    assert all(x.is_cuda for s in other.state.values() for x in s.values())
+
+
+@over_inputs(skip=("sampled previous",))  # its slice depends on the parameter's place in the list
+def test_parameters_of_different_devices_step_as_if_alone(case: OptimizerInput) -> None:
+    host, device = Regression().params, on_cuda(Regression(seed=1).params)
+    together: list[Tensor] = [*host, *device]
+    apart: list[Tensor] = [*(p.detach().clone().requires_grad_() for p in host), *on_cuda(device)]
+    optimizers = [build(together, case), *(build([p], case) for p in apart)]
+    for seed in range(3):
+        grads = gradients(together, seed)
+        set_gradients(together, grads)
+        set_gradients(apart, grads)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_close([p.detach() for p in together], [p.detach() for p in apart])
+
+
+@over_inputs()
+def test_a_captured_step_replays_like_an_eager_one(case: OptimizerInput) -> None:
+    """The learning rate is a tensor on the device, changed between replays as a schedule does."""
+    start, ends = Regression().params, []
+    for captured in (True, False):
+        params = on_cuda(start)
+        lr = torch.tensor(1e-3, device="cuda")
+        optimizer = build(params, case, lr=lr, capturable=True)
+        set_gradients(params, gradients(params, 0))
+        for _ in range(3):  # warm up, on the stream that captures
+            optimizer.step()
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                optimizer.step()
+        for seed in range(1, 5):
+            for p, g in zip(params, gradients(params, seed), strict=True):
+                p.grad.copy_(g)
+            lr.fill_(1e-3 * seed)
+            if captured:
+                graph.replay()
+            else:
+                optimizer.step()
+        ends.append((clones(params), states(optimizer, params)))
+    assert_close(*ends)
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # it is
+def test_capturing_without_capturable_is_refused() -> None:
+    params = on_cuda(Regression().params)
+    optimizer = AdamO(params)
+    train(optimizer, params, range(2))
+    with (
+        pytest.raises(RuntimeError, match="capturable"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        optimizer.step()
+
+
+@over_inputs()
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+def test_a_step_does_not_wait_for_the_device(case: OptimizerInput) -> None:
+    params = on_cuda(Regression().params)
+    optimizer = build(params, case)
+    train(optimizer, params, range(2))
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 120 * 2**30,
+    reason="needs 120 GiB of device memory",
+)
+def test_a_tensor_of_more_than_two_to_the_31_entries() -> None:
+    """Past 32-bit indices: the step of the last row is that of the same row in a small tensor."""
+    rows, columns = 2**16 + 1, 2**15
+    p = torch.ones(rows, columns, device="cuda", dtype=torch.bfloat16)
+    p.grad = torch.zeros_like(p)
+    p.grad[-1, -1] = 1.0
+    optimizer = AdamO([p], foreach=True, weight_decay=0.0, curvature_target=None)
+    optimizer.step()
+    assert optimizer.state[p]["initial_norm"].item() == pytest.approx(math.sqrt(rows * columns))
+    assert optimizer.state[p]["exp_avg"][-1, -1].item() == pytest.approx(0.1, rel=1e-4)
+    assert p[0, 0].item() == 1.0
+    assert p[-1, -1].item() < 1.0
+
+
+@over_inputs()
+def test_foreach_needs_a_bounded_number_of_temporaries(case: OptimizerInput) -> None:
+    """In units of all parameters in float32: u, √v̂, g^θ and the step at once, at most."""
+    number, size, peaks = 10, 2**18, []
+    for foreach in (False, True):
+        params = [torch.rand(2**9, 2**9, device="cuda") for _ in range(number)]
+        optimizer = build(params, case, foreach=foreach)
+        train(optimizer, params, range(1))
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        optimizer.step()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        del params, optimizer
+    loop, at_once = (peak / (4 * number * size) for peak in peaks)
+    assert at_once <= loop + 4

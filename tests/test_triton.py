@@ -1,0 +1,210 @@
+"""The fused CUDA kernels in Triton's interpreter, against the reference and the law."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adamo_optim import AdamO, control
+from adamo_optim.state import Record
+from oracle import CASES, RELATIVE, Case, compare, expected_end, run
+
+cuda = pytest.importorskip("adamo_optim.cuda")
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:weight_decay=.*of every weight:UserWarning"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/test_gpu.py runs them for real"),
+]
+
+# The interpreter runs programs one after another: the options that change a kernel, and few
+# steps; options that only change a law are in the comparison with control.py below.
+STEPS = 3
+FLOAT32 = (
+    "defaults",
+    "no_curvature",
+    "sampled_previous",
+    "bfloat16_previous",
+    "low_dim",
+    "maximize",
+)
+LOW_PRECISION = ("defaults", "sampled_previous")
+BY_NAME = {case.name: case for case in CASES}
+
+
+def fused_step(optimizer: AdamO, **amp: Any) -> None:
+    """A step with the CUDA kernels on CPU tensors."""
+    with torch.no_grad():
+        for work in optimizer._prepare():
+            cuda.step(work, **amp)
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_float32_agrees_with_the_reference(name: str) -> None:
+    check(BY_NAME[name], torch.float32, STEPS)
+
+
+def test_zero_and_absent_gradients_on_the_way() -> None:
+    check(BY_NAME["defaults"], torch.float32, 8)
+
+
+def check(case: Case, dtype: torch.dtype, steps: int) -> None:
+    optimizer = run(case, dtype, steps, step=fused_step)
+    compare(optimizer, expected_end(case, dtype, steps), RELATIVE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", LOW_PRECISION)
+def test_low_precision_agrees_with_the_reference(name: str, dtype: torch.dtype) -> None:
+    check(BY_NAME[name], dtype, STEPS)
+
+
+def give_gradients(params: list[nn.Parameter], seed: int, scale: float = 1.0) -> None:
+    source = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = (torch.randn(p.shape, generator=source) * scale).to(p.dtype)
+
+
+def parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
+    source = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(shape, generator=source)) for shape in shapes]
+
+
+def test_the_laws_are_those_of_control() -> None:
+    """All scalars of a step, from the same sums, for blocks with options of their own."""
+    options: list[dict[str, Any]] = [case.options | {"rule": case.rule} for case in CASES]
+    params = [parameters((5, 3))[0] for _ in options]
+    groups = [{"params": [p], **o} for p, o in zip(params, options, strict=True)]
+    optimizer = AdamO(groups, foreach=False)
+    for seed in range(2):
+        for i, p in enumerate(params):
+            give_gradients([p], 100 * seed + i, scale=10.0 ** (i % 5 - 2))
+        (work,) = optimizer._prepare()
+        bucket = work.bucket
+        memory = control.Memory(*(x.clone() for x in bucket.memory))
+        cuda.step(work)
+        assert callable(bucket.last)
+        found: Record = bucket.last()
+        o, traits = work.options, bucket.traits
+        first, memory = control.before(o, traits, memory, found.sums, bucket.active)
+        second, memory = control.after(o, traits, first, memory, found.sums, found.uw, found.uu)
+        for expected, actual in ((first, found.first), (second, found.second)):
+            for name, x, y in zip(expected._fields, expected, actual, strict=True):
+                torch.testing.assert_close(
+                    y, x, rtol=1e-11, atol=1e-13, msg=lambda m, n=name: n + m
+                )
+        for name, x, y in zip(memory._fields, memory, bucket.memory, strict=True):
+            torch.testing.assert_close(y.double(), x.double(), rtol=1e-11, atol=1e-13, msg=name)
+
+
+def test_chunks_tails_and_layouts() -> None:
+    """Tensors larger than a chunk, odd tails, channels_last, another layout of the gradient."""
+    make = [(70, 67), (3, 1024), (16, 8, 3, 3), (33,), (0, 4)]
+    ends = []
+    for fused in (False, True):
+        params = parameters(*make)
+        params[2] = nn.Parameter(params[2].detach().contiguous(memory_format=torch.channels_last))
+        optimizer = AdamO(params, foreach=False)
+        for seed in range(3):
+            give_gradients(params, seed)
+            params[0].grad = params[0].grad.T.contiguous().T
+            optimizer.step() if not fused else fused_step(optimizer)
+        ends.append(params)
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_written_weight_is_noticed() -> None:
+    """⟨m,w⟩ of the last pass 3 must not be used when somebody wrote to w since."""
+    ends = []
+    for fused in (False, True):
+        params = parameters((12, 9), (7, 5))
+        optimizer = AdamO(params, foreach=False, lr=0.05)
+        for seed in range(4):
+            give_gradients(params, seed)
+            optimizer.step() if not fused else fused_step(optimizer)
+            if seed == 1:
+                with torch.no_grad():
+                    params[0].add_(torch.linspace(-1, 1, 108).reshape(12, 9))
+        ends.append([(p.detach(), optimizer.state[p]["exp_avg"]) for p in params])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_steps_count_as_writes_for_autograd() -> None:
+    (p,) = parameters((4, 3))
+    before = p._version
+    give_gradients([p], 0)
+    fused_step(AdamO([p], foreach=False))
+    assert p._version > before
+
+
+def test_gradient_scaling_inside_the_kernels() -> None:
+    ends = []
+    for scale in (None, 1024.0):
+        params = parameters((6, 5), (9,))
+        optimizer = AdamO(params, foreach=False)
+        for seed in range(3):
+            give_gradients(params, seed, scale or 1.0)
+            kept = [p.grad.clone() for p in params]
+            amp = {} if scale is None else {"grad_scale": torch.tensor(scale)}
+            fused_step(optimizer, **amp, found_inf=torch.tensor(0.0))
+            assert all(torch.equal(p.grad, k) for p, k in zip(params, kept, strict=True))
+        ends.append([(p.detach(), *optimizer.state[p].values()) for p in params])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_found_inf_skips_the_whole_step() -> None:
+    params = parameters((6, 5), (9,))
+    optimizer = AdamO(params, foreach=False)
+    give_gradients(params, 0)
+    fused_step(optimizer)
+    before = [
+        [p.detach().clone(), *(x.clone() for x in optimizer.state[p].values())] for p in params
+    ]
+    give_gradients(params, 1)
+    fused_step(optimizer, grad_scale=torch.tensor(4.0), found_inf=torch.tensor(1.0))
+    for p, old in zip(params, before, strict=True):
+        assert all(map(torch.equal, [p.detach(), *optimizer.state[p].values()], old))
+    give_gradients(params, 2)
+    fused_step(optimizer)
+    assert all(int(optimizer.state[p]["step"]) == 2 for p in params)
+
+
+def test_non_finite_gradients_leave_a_block_alone() -> None:
+    params = parameters((6, 5), (9,), (4, 4))
+    optimizer = AdamO(params, foreach=False)
+    give_gradients(params, 0)
+    fused_step(optimizer)
+    before = [
+        [p.detach().clone(), *(x.clone() for x in optimizer.state[p].values())] for p in params
+    ]
+    give_gradients(params, 1)
+    params[0].grad[2, 3] = float("nan")
+    params[1].grad[0] = float("inf")
+    fused_step(optimizer)
+    for p, old in zip(params[:2], before, strict=False):
+        assert all(map(torch.equal, [p.detach(), *optimizer.state[p].values()], old))
+    assert not torch.equal(params[2], before[2][0])
+    found = optimizer.diagnostics(synchronize=True)
+    assert [row["guard_nonfinite"] for row in found.values()] == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("p", "options", "reason"),
+    [
+        (torch.zeros(3, 3), {}, ""),
+        (torch.zeros(3, 4).T, {}, ""),
+        (torch.zeros(3, 3, dtype=torch.float64), {}, "float64"),
+        (torch.zeros(3, 3, dtype=torch.complex64), {}, "complex64"),
+        (torch.zeros(6, 6)[::2], {}, "strided"),
+        (torch.zeros(3, 4).T, {"previous_gradient": "sampled"}, "scattered"),
+    ],
+)
+def test_what_the_kernels_refuse(p: torch.Tensor, options: dict[str, Any], reason: str) -> None:
+    group = {"previous_gradient": "exact", **options}
+    found = cuda.unsupported(p, group)
+    assert (reason in found) if reason else not found
