@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,12 +10,15 @@ import torch
 from torch import nn
 
 from adamo_optim import AdamO
-from oracle import CASES, RELATIVE, Case, compare, expected_end, run
+from oracle import CASES, CONDITIONED, RELATIVE, Case, compare, expected_end, run
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore:weight_decay=.*of every weight:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning"),
 ]
 BACKENDS: dict[str, dict[str, Any]] = {
     "fused": {"fused": True},
@@ -25,7 +29,7 @@ EVERY_BACKEND = pytest.mark.parametrize("backend", BACKENDS.values(), ids=list(B
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CONDITIONED, ids=lambda case: case.name)
 def test_fused_agrees_with_the_reference(case: Case, dtype: torch.dtype) -> None:
     expected = expected_end(case, dtype, 40)
     compare(run(case, dtype, 40, device="cuda", fused=True), expected, RELATIVE[dtype])
@@ -187,7 +191,7 @@ def test_checkpoints_move_between_devices_and_backends() -> None:
     optimizer = AdamO(model.parameters(), fused=True)
     model(batch(0)).square().mean().backward()
     optimizer.step()
-    saved = optimizer.state_dict()
+    saved = copy.deepcopy(optimizer.state_dict())
     other = network()
     other.load_state_dict(model.state_dict())
     resumed = AdamO(other.parameters(), foreach=True)

@@ -14,6 +14,7 @@ from adamo_optim import AdamO
 from torch_kit import (
     FEW,
     FOREACH,
+    FUSED_ON,
     OptimizerInput,
     Regression,
     assert_same,
@@ -240,5 +241,18 @@ def test_the_backend_asked_for_is_the_backend_used(kind: str) -> None:
     assert [row.backend for row in rows] == [kind, kind]
 
 
-def test_the_default_on_the_cpu_is_the_for_loop_as_in_torch() -> None:
-    assert {row.backend for row in AdamO(Regression().params).explain()} == {"for-loop"}
+def test_the_default_backend_on_the_cpu() -> None:
+    """Never foreach, as in torch: lists of tensors gain nothing there."""
+    expected = "fused" if "cpu" in FUSED_ON else "for-loop"
+    assert {row.backend for row in AdamO(Regression().params).explain()} == {expected}
+
+
+@FOREACH
+def test_parameters_without_storage_are_left_alone(foreach: bool) -> None:
+    """A model on the meta device can have an optimizer, which does nothing there."""
+    net = nn.Linear(3, 2, device="meta")
+    optimizer = AdamO(net.parameters(), foreach=foreach)
+    for p in net.parameters():
+        p.grad = torch.rand_like(p)
+    optimizer.step()
+    assert all(p.is_meta for p in net.parameters())

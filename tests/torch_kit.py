@@ -141,7 +141,8 @@ BAD_BACKENDS: list[tuple[dict[str, Any], str]] = [
     ({"fused": True, "differentiable": True}, "`fused` does not support `differentiable`"),
     ({"foreach": True, "differentiable": True}, "`foreach` does not support `differentiable`"),
 ]
-NO_FUSED = "fused=True cannot be honoured for group0.param0: no fused kernel for cpu"
+FUSED_ON = ("cuda",)  # device types that have a fused kernel
+NO_FUSED = "fused=True cannot be honoured for group0.param0: no fused kernel for {}"
 
 
 def optim_inputs_func_adamo(device: Any, dtype: Any = None) -> list[OptimizerInput]:
@@ -151,7 +152,9 @@ def optim_inputs_func_adamo(device: Any, dtype: Any = None) -> list[OptimizerInp
 
 def optim_error_inputs_func_adamo(device: Any, dtype: Any) -> list[ErrorOptimizerInput]:
     """What every optimizer refuses, each option out of range, and what AdamO cannot train."""
-    on_cpu = torch.device(device).type == "cpu"
+    kind, bad_backends = torch.device(device).type, list(BAD_BACKENDS)
+    if kind not in FUSED_ON:
+        bad_backends.append(({"fused": True}, NO_FUSED.format(kind)))
     sample = nn.Parameter(torch.randn(2, 2, device=device, dtype=dtype))
     sparse = nn.Parameter(torch.randn(2, 2, device=device, dtype=dtype))
     sparse.grad = torch.eye(2, device=device, dtype=dtype).to_sparse()
@@ -170,7 +173,7 @@ def optim_error_inputs_func_adamo(device: Any, dtype: Any) -> list[ErrorOptimize
                 OptimizerInput([sample], options, " and ".join(options)),
                 error_regex=re.escape(message),
             )
-            for options, message in [*BAD_BACKENDS, *([({"fused": True}, NO_FUSED)] * on_cpu)]
+            for options, message in bad_backends
         ),
         ErrorOptimizerInput(
             OptimizerInput([{"params": [sample], "rule": "other"}], {}, "rule of a group"),
@@ -222,7 +225,7 @@ INFO = OptimizerInfo(
         [lambda opt: StepLR(opt, gamma=0.9, step_size=10), lambda opt: ReduceLROnPlateau(opt)],
         [lambda opt: ExponentialLR(opt, gamma=0.99), lambda opt: ReduceLROnPlateau(opt)],
     ),
-    supported_impls=("foreach", "differentiable"),
+    supported_impls=("foreach", "differentiable", "fused"),
     not_og_supported_flags=(
         "foreach",
         "fused",
@@ -235,7 +238,7 @@ INFO = OptimizerInfo(
     has_capturable_arg=True,
     supports_sparse=False,
     supports_complex=True,
-    supports_fused_on=(),
+    supports_fused_on=FUSED_ON,
 )
 
 # A few inputs of different kinds, for properties that do not depend on the options.
@@ -265,13 +268,15 @@ def over_inputs(
 
 
 def over_backends(
-    skip: tuple[str, ...] = (), only: tuple[str, ...] = tuple(INPUTS)
+    skip: tuple[str, ...] = (), only: tuple[str, ...] = tuple(INPUTS), device: str = "cpu"
 ) -> pytest.MarkDecorator:
-    """Parametrise ``case`` over inputs × (for-loop, foreach, differentiable) without ``skip``."""
-    # "cuda" is but a name here, no tensor is made on it: for "cpu" the kit leaves foreach out,
-    # because torch never chooses it there by itself.
+    """Parametrise ``case`` over inputs × (for-loop, foreach, differentiable, fused if any)."""
+    if device not in FUSED_ON:
+        skip = (*skip, "fused")
+    # The kit is always asked for "cuda" (a name, no tensor is made): for "cpu" it leaves foreach
+    # out, because torch never chooses it there by itself.
     every = _get_optim_inputs_including_global_cliquey_kwargs(
-        "cuda", torch.float32, INFO, skip=(*skip, "fused")
+        "cuda", torch.float32, INFO, skip=skip
     )
     return _over(case for case in every if case.desc.split(" & ")[0] in only)
 

@@ -29,9 +29,8 @@ except ImportError:  # pragma: no cover - CPU builds of torch come without Trito
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 1024  # entries a program has in flight
 WARPS = 4
-PROGRAMS = 4096  # chunks a bucket is cut into, about; enough to fill any GPU several times
-CHUNK_BOUNDS = (1024, 65536)
-LAW_TILE = 128
+CHUNK = 4096  # entries a program works through, TILE by TILE
+LAW_TILE, LAW_WARPS = 512, 4
 
 
 def unsupported(p: Tensor, group: dict[str, Any]) -> str:
@@ -78,7 +77,14 @@ class Plan:
         self.strides = [p.stride() for p in self.params]
         self.blocks = len(self.params)
         self.previous = [state.get("previous_grad") for state in self.states]
-        self._cut(grads)
+        self.state_pointers = [
+            [0 if (x := state.get(key)) is None else x.data_ptr() for state in self.states]
+            for key in ("exp_avg", "exp_avg_sq", "previous_grad")
+        ]
+        self.gradient_dtypes = [
+            p.dtype if g is None else g.dtype for p, g in zip(self.params, grads, strict=True)
+        ]
+        self._cut()
         self._place_samples(bucket.seeds)
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=self.device)
         self.partial = zeros(5, self.chunks)
@@ -90,13 +96,10 @@ class Plan:
         self.host_pointers: list[list[int]] = []
         self.versions: list[int] = []  # of the parameters, as the last step left them
 
-    def _cut(self, grads: list[Tensor | None]) -> None:
+    def _cut(self) -> None:
         """Chunks, sorted by the types of their tensors."""
-        total = sum(p.numel() for p in self.params)
-        low, high = CHUNK_BOUNDS
-        size = max(total // PROGRAMS, 1)
-        self.chunk = min(max(1 << (size - 1).bit_length(), low), high)
-        self.kinds = [self._kind(slot, g) for slot, g in enumerate(grads)]
+        self.chunk = max(CHUNK, TILE)
+        self.kinds = [self._kind(slot) for slot in range(self.blocks)]
         order = sorted(range(self.blocks), key=lambda slot: str(self.kinds[slot]))
         block: list[int] = []
         start: list[int] = []
@@ -122,7 +125,7 @@ class Plan:
         self.last_chunk = upload(ends, dtype=torch.int64)
         self.numel = upload([p.numel() for p in self.params], dtype=torch.int64)
 
-    def _kind(self, slot: int, g: Tensor | None) -> dict[str, Any]:
+    def _kind(self, slot: int) -> dict[str, Any]:
         """The compile-time constants that a tensor needs."""
         p, previous = self.params[slot], self.previous[slot]
         curvature = 0
@@ -130,7 +133,7 @@ class Plan:
             curvature = 1 if previous.shape == p.shape else 2
         return {
             "W": TRITON_TYPES[p.dtype],
-            "G": TRITON_TYPES[p.dtype if g is None else g.dtype],
+            "G": TRITON_TYPES[self.gradient_dtypes[slot]],
             "PREVIOUS": TRITON_TYPES[torch.float32 if previous is None else previous.dtype],
             "CURVATURE": curvature,
         }
@@ -157,17 +160,15 @@ class Plan:
 
     def locate(self, grads: list[Tensor | None], capturing: bool) -> tuple[Tensor, bool]:
         """The table of addresses, refreshed if one has changed, and whether all divide by 16."""
-        states = self.states
         pointers = [
             [p.data_ptr() for p in self.params],
             [0 if g is None else g.data_ptr() for g in grads],
-            [state["exp_avg"].data_ptr() for state in states],
-            [state["exp_avg_sq"].data_ptr() for state in states],
-            [0 if x is None else x.data_ptr() for x in self.previous],
+            *self.state_pointers,  # other buffers would have made another plan
         ]
         if capturing:
             # A graph copies its table again in every replay: it has one of its own, on both sides.
-            table, host = torch.empty_like(self.pointers), self.spare or self._host_table()
+            table = torch.empty_like(self.pointers)
+            host = self._host_table() if self.spare is None else self.spare
             self.spare = None
             self.kept += [table, host]
             table.copy_(host.copy_(torch.tensor(pointers)), non_blocking=True)
@@ -182,8 +183,8 @@ class Plan:
     def fits(self, grads: list[Tensor | None]) -> bool:
         """False if a gradient came in another dtype than the plan was made for."""
         return all(
-            g is None or TRITON_TYPES.get(g.dtype) is kind["G"]
-            for g, kind in zip(grads, self.kinds, strict=True)
+            g is None or g.dtype is dtype
+            for g, dtype in zip(grads, self.gradient_dtypes, strict=True)
         )
 
     def in_layout(self, grads: list[Tensor | None]) -> list[Tensor | None]:
@@ -248,7 +249,7 @@ def launch_all(
     kernels.law_before[(blocks,)](
         options, plan.traits, *memory, g, found_inf, plan.partial, plan.partial_mw, chunks,
         plan.first_chunk, plan.last_chunk, plan.ratio_of_samples, plan.coefficients, blocks,
-        MW_FROM_PASS_1=read_m, CHECKED=checked, TILE=LAW_TILE, num_warps=1,
+        MW_FROM_PASS_1=read_m, CHECKED=checked, TILE=LAW_TILE, num_warps=LAW_WARPS,
     )  # fmt: skip
     for base, count, types in plan.launches:
         if count:
@@ -260,7 +261,7 @@ def launch_all(
     kernels.law_after[(blocks,)](
         options, plan.traits, memory.step, memory.radial_momentum, memory.initial_norm,
         plan.partial, chunks, plan.first_chunk, plan.last_chunk, plan.coefficients, blocks,
-        TILE=LAW_TILE, num_warps=1,
+        TILE=LAW_TILE, num_warps=LAW_WARPS,
     )  # fmt: skip
     for base, count, types in plan.launches:
         if count:

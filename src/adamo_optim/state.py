@@ -8,7 +8,8 @@ so that the law works on vectors and ``state_dict`` still sees ordinary tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import is_, itemgetter
+from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -135,30 +136,30 @@ class Bucket:
         self.memory = Memory(
             *(torch.stack([s[key].detach() for s in self.states]) for key in SCALARS)
         )
-        # one tuple of views per parameter, compared by identity in every step
-        self.views = list(zip(*(stack.unbind() for stack in self.memory), strict=True))
-        for state, views in zip(self.states, self.views, strict=True):
+        for state, views in zip(self.states, zip(*map(torch.unbind, self.memory)), strict=True):
             state.update(zip(SCALARS, views, strict=True))
+        # compared by identity in every step
+        self.entries = list(chain.from_iterable(map(dict.values, self.states)))
 
     @property
     def differentiable(self) -> bool:
         return self.backend == "differentiable"
 
+    @property
+    def has_tables(self) -> bool:
+        """The fused CUDA backend keeps tables of its own and takes no blocks."""
+        return self.backend == "fused" and self.device.type == "cuda"
+
     def is_current(self) -> bool:
-        """False when somebody replaced a parameter's storage device or its scalar state."""
-        get = itemgetter(*SCALARS)
-        for p, dtype in zip(self.params, self.dtypes, strict=True):
-            if p.dtype != dtype or p.device != self.device:
-                return False
+        """False when somebody moved a parameter or replaced a tensor of its state."""
+        if [p.dtype for p in self.params] != self.dtypes:
+            return False
+        if any(p.device != self.device for p in self.params):
+            return False
         if self.differentiable:
             return True
-        try:
-            return all(
-                all(map(is_, get(state), views))
-                for state, views in zip(self.states, self.views, strict=True)
-            )
-        except KeyError:
-            return False
+        entries = list(chain.from_iterable(map(dict.values, self.states)))
+        return len(entries) == len(self.entries) and all(map(is_, entries, self.entries))
 
     def read(self) -> Memory:
         """The scalar state as vectors."""
@@ -197,7 +198,8 @@ class Bucket:
         for slot, p in enumerate(self.params):
             if p.grad is not None:
                 geometry.check_gradient(p.grad, self.names[slot])
-                blocks.add(slot, p, p.grad, self.states[slot], self.seeds[slot])
+                if not self.has_tables:
+                    blocks.add(slot, p, p.grad, self.states[slot], self.seeds[slot])
         return Work(self, blocks, self.table(self.groups, self.differentiable))
 
     def spread(self, values: Tensor) -> tuple[Tensor, ...]:

@@ -339,6 +339,23 @@ def add_up(partial, low, high, TILE: tl.constexpr):
 
 
 @triton.jit
+def add_up_four(partial, chunks, low, high, TILE: tl.constexpr):
+    """The same for four rows at once, so that their loads overlap."""
+    a = tl.zeros([TILE], tl.float64)
+    b = tl.zeros([TILE], tl.float64)
+    c = tl.zeros([TILE], tl.float64)
+    d = tl.zeros([TILE], tl.float64)
+    for k in range(low, high, TILE):
+        offsets = k + tl.arange(0, TILE)
+        inside = offsets < high
+        a += tl.load(partial + offsets, mask=inside, other=0.0)
+        b += tl.load(partial + chunks + offsets, mask=inside, other=0.0)
+        c += tl.load(partial + 2 * chunks + offsets, mask=inside, other=0.0)
+        d += tl.load(partial + 3 * chunks + offsets, mask=inside, other=0.0)
+    return tl.sum(a), tl.sum(b), tl.sum(c), tl.sum(d)
+
+
+@triton.jit
 def power(base, exponent):
     """base**exponent for base in [0, 1) and exponent >= 1."""
     safe = tl.where(base > 0, base, 1.0)
@@ -347,14 +364,14 @@ def power(base, exponent):
 
 @triton.jit
 def law_before(
-    options, traits, step, radial_momentum, tau, tau_reference, curvature_step, initial_norm,
+    settings, traits, step, radial_momentum, tau, tau_reference, curvature_step, initial_norm,
     g_table, found_inf, partial, partial_mw, chunks, first_chunk, last_chunk, ratio_of_samples,
     coefficients, blocks,
     MW_FROM_PASS_1: tl.constexpr, CHECKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Law 1 for one block, as ``control.before``."""
     i = tl.program_id(0)
-    o, trait, c = options + i, traits + i, coefficients + i
+    o, trait, c = settings + i, traits + i, coefficients + i
     lr = tl.load(o)
     beta1 = tl.load(o + blocks)
     beta2 = tl.load(o + 2 * blocks)
@@ -378,10 +395,8 @@ def law_before(
     if CHECKED:
         active = active & (tl.load(found_inf) == 0.0)
     low, high = tl.load(first_chunk + i), tl.load(last_chunk + i)
-    ww = add_up(partial, low, high, TILE)
-    gw = add_up(partial + chunks, low, high, TILE)
-    gg = add_up(partial + 2 * chunks, low, high, TILE)
-    kappa = add_up(partial + 3 * chunks, low, high, TILE) * tl.load(ratio_of_samples + i)
+    ww, gw, gg, kappa = add_up_four(partial, chunks, low, high, TILE)
+    kappa *= tl.load(ratio_of_samples + i)
     if MW_FROM_PASS_1:
         mw = add_up(partial + 4 * chunks, low, high, TILE)
     else:
@@ -464,12 +479,12 @@ def law_before(
 
 @triton.jit
 def law_after(
-    options, traits, step, radial_momentum, initial_norm, partial, chunks, first_chunk, last_chunk,
+    settings, traits, step, radial_momentum, initial_norm, partial, chunks, first_chunk, last_chunk,
     coefficients, blocks, TILE: tl.constexpr,
 ):  # fmt: skip
     """Law 2 for one block, as ``control.after``."""
     i = tl.program_id(0)
-    o, c = options + i, coefficients + i
+    o, c = settings + i, coefficients + i
     lr = tl.load(o)
     weight_decay = tl.load(o + 4 * blocks)
     radial_beta = tl.load(o + 7 * blocks)

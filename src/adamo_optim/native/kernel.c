@@ -42,6 +42,7 @@ typedef struct Passes Passes;
 typedef struct {
     Array w, g, m, v, previous, sampled; /* previous: g⁻; sampled: the part of g it is of */
     int64_t numel, sampled_numel, chunks;
+    bool is_sampled;
     double inverse_scale;                /* what the gradients are multiplied by */
     const Passes *passes;
     int64_t slot;                        /* its place in the vectors of the law */
@@ -71,9 +72,9 @@ static inline int64_t min(int64_t x, int64_t y)
     return x < y ? x : y;
 }
 
-static inline Range first_tile(const Block *block, int64_t chunk)
+static inline Range first_tile(int64_t numel, int64_t chunk)
 {
-    const int64_t start = chunk * CHUNK, end = min(start + CHUNK, block->numel);
+    const int64_t start = chunk * CHUNK, end = min(start + CHUNK, numel);
     return (Range){start, min(TILE, end - start), end};
 }
 
@@ -474,11 +475,13 @@ static bool read_block(Block *block, PyObject *lists[6], Py_ssize_t i, bool *odd
     block->m = (Array){x[M].data, real};
     block->v = (Array){x[V].data, real};
     block->numel = numel(&x[W]);
+    block->is_sampled = true;
     block->passes = versions[version][real == FLOAT64];
     if (count > PREVIOUS) {
         block->previous = (Array){x[PREVIOUS].data, type[PREVIOUS]};
         block->sampled = (Array){x[SAMPLED].data, type[SAMPLED]};
         block->sampled_numel = numel(&x[PREVIOUS]);
+        block->is_sampled = block->sampled.data != block->g.data || block->numel != block->sampled_numel;
         *odd = *odd || !is_dense(&x[PREVIOUS]) || !same_layout(&x[SAMPLED], &x[PREVIOUS])
             || block->sampled_numel > block->numel;
     }

@@ -88,72 +88,122 @@ TARGET static double NAME(total)(const VECTOR *lanes)
     return sum;
 }
 
+/* Pass 1, κ where g⁻ is of a slice of g, or of nothing. */
+TARGET static double NAME(reduce_sampled)(const Block *block, int64_t chunk)
+{
+    REAL buffer[2][TILE];
+    VECTOR kappa[VECTORS] = {{0}};
+    for (Range tile = first_tile(block->sampled_numel, chunk); tile.n > 0; tile = next_tile(tile)) {
+        const REAL *g = NAME(fetch_gradient)(block, block->sampled, tile.start, tile.n, buffer[0]);
+        const REAL *previous = NAME(fetch)(block->previous, tile.start, tile.n, buffer[1]);
+        for (int64_t i = 0; i < tile.n; i += LANES)
+            for (int k = 0; k < VECTORS; k++) {
+                const VECTOR change = LOAD(g + i + k * WIDTH) - LOAD(previous + i + k * WIDTH);
+                kappa[k] += change * change;
+            }
+    }
+    return NAME(total)(kappa);
+}
+
 /* Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩ of one chunk. */
 TARGET static void NAME(reduce)(const Block *block, int64_t chunk, double *sums)
 {
-    REAL buffer[3][TILE];
+    REAL buffer[4][TILE];
     VECTOR ww[VECTORS] = {{0}}, gw[VECTORS] = {{0}}, gg[VECTORS] = {{0}};
     VECTOR kappa[VECTORS] = {{0}}, mw[VECTORS] = {{0}};
 
-    for (Range tile = first_tile(block, chunk); tile.n > 0; tile = next_tile(tile)) {
+    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
         const REAL *w = NAME(fetch)(block->w, tile.start, tile.n, buffer[0]);
         const REAL *g = NAME(fetch_gradient)(block, block->g, tile.start, tile.n, buffer[1]);
         const REAL *m = NAME(fetch)(block->m, tile.start, tile.n, buffer[2]);
+        const REAL *previous = g;
+        if (!block->is_sampled)
+            previous = NAME(fetch)(block->previous, tile.start, tile.n, buffer[3]);
         for (int64_t i = 0; i < tile.n; i += LANES)
             for (int k = 0; k < VECTORS; k++) {
                 const VECTOR x = LOAD(w + i + k * WIDTH), y = LOAD(g + i + k * WIDTH);
                 const VECTOR z = LOAD(m + i + k * WIDTH);
+                const VECTOR change = y - LOAD(previous + i + k * WIDTH);
                 ww[k] += x * x;
                 gw[k] += y * x;
                 gg[k] += y * y;
                 mw[k] += z * x;
-            }
-
-        /* g⁻ has the length of g, of a slice of it, or none */
-        const int64_t n = min(tile.n, block->sampled_numel - tile.start);
-        if (n <= 0)
-            continue;
-        g = NAME(fetch_gradient)(block, block->sampled, tile.start, n, buffer[0]);
-        const REAL *previous = NAME(fetch)(block->previous, tile.start, n, buffer[1]);
-        for (int64_t i = 0; i < n; i += LANES)
-            for (int k = 0; k < VECTORS; k++) {
-                const VECTOR change = LOAD(g + i + k * WIDTH) - LOAD(previous + i + k * WIDTH);
                 kappa[k] += change * change;
             }
     }
     sums[0] = NAME(total)(ww);
     sums[1] = NAME(total)(gw);
     sums[2] = NAME(total)(gg);
-    sums[3] = NAME(total)(kappa);
+    sums[3] = block->is_sampled ? NAME(reduce_sampled)(block, chunk) : NAME(total)(kappa);
     sums[4] = NAME(total)(mw);
+}
+
+/* Pass 2, g⁻ ← g where g⁻ is of a slice of g. */
+TARGET static void NAME(remember_sampled)(const Block *block, int64_t chunk)
+{
+    REAL buffer[TILE];
+    for (Range tile = first_tile(block->sampled_numel, chunk); tile.n > 0; tile = next_tile(tile)) {
+        const REAL *g = NAME(fetch_gradient)(block, block->sampled, tile.start, tile.n, buffer);
+        NAME(store)(block->previous, tile.start, tile.n, g);
+    }
+}
+
+typedef struct {
+    REAL sign, p, q, beta1, rest1, beta2, rest2, debias1, debias2, eps, a1, b;
+} NAME(Coefficients);
+
+/* The row's numbers in the precision of the arithmetic. */
+TARGET static NAME(Coefficients) NAME(coefficients)(const Row *row)
+{
+    return (NAME(Coefficients)){
+        .sign = (REAL)(row->use_gradient ? row->sign : 0),
+        .p = (REAL)row->p,
+        .q = (REAL)row->q,
+        .beta1 = (REAL)row->beta1,
+        .rest1 = (REAL)(1 - row->beta1),
+        .beta2 = (REAL)row->beta2,
+        .rest2 = (REAL)(1 - row->beta2),
+        .debias1 = (REAL)row->debias1,
+        .debias2 = (REAL)row->debias2,
+        .eps = (REAL)row->eps,
+        .a1 = (REAL)row->a1,
+        .b = (REAL)row->b,
+    };
+}
+
+/* Pass 2, elementwise. */
+TARGET static void NAME(update_moments)(
+    NAME(Coefficients) c, int64_t n, const REAL *restrict w, const REAL *restrict g,
+    REAL *restrict m, REAL *restrict v, REAL *restrict u, REAL *restrict previous)
+{
+    for (int64_t i = 0; i < n; i++) {
+        /* g^θ = ±g − p·w */
+        const REAL g_tangential = g[i] * c.sign - w[i] * c.p;
+        /* m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ² */
+        m[i] = (m[i] - w[i] * c.q) * c.beta1 + g_tangential * c.rest1;
+        v[i] = v[i] * c.beta2 + g_tangential * g_tangential * c.rest2;
+        /* u = m̂/(√v̂ + ε) */
+        u[i] = m[i] * c.debias1 / (ROOT(v[i] * c.debias2) + c.eps);
+        previous[i] = g[i];
+    }
 }
 
 /* Pass 2: m, v and g⁻ of one chunk; ⟨u,w⟩ and ‖u‖². */
 TARGET static void NAME(moments)(const Block *block, const Row *row, int64_t chunk, double *sums)
 {
-    const REAL sign = (REAL)(row->use_gradient ? row->sign : 0);
-    const REAL p = (REAL)row->p, q = (REAL)row->q, eps = (REAL)row->eps;
-    const REAL beta1 = (REAL)row->beta1, rest1 = (REAL)(1 - row->beta1);
-    const REAL beta2 = (REAL)row->beta2, rest2 = (REAL)(1 - row->beta2);
-    const REAL debias1 = (REAL)row->debias1, debias2 = (REAL)row->debias2;
-    REAL buffer[3][TILE];
+    const NAME(Coefficients) c = NAME(coefficients)(row);
+    const bool keep = row->keep_gradient && !block->is_sampled;
+    const bool in_place = keep && block->previous.type == REAL_TYPE;
+    REAL buffer[4][TILE];
     VECTOR uw[VECTORS] = {{0}}, uu[VECTORS] = {{0}};
 
-    for (Range tile = first_tile(block, chunk); tile.n > 0; tile = next_tile(tile)) {
+    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
         const REAL *w = NAME(fetch)(block->w, tile.start, tile.n, buffer[0]);
         const REAL *g = NAME(fetch_gradient)(block, block->g, tile.start, tile.n, buffer[1]);
-        REAL *restrict m = (REAL *)block->m.data + tile.start;
-        REAL *restrict v = (REAL *)block->v.data + tile.start;
-        REAL *restrict u = buffer[2];
-        for (int64_t i = 0; i < tile.n; i++) {
-            /* g^θ = ±g − p·w */
-            const REAL g_tangential = g[i] * sign - w[i] * p;
-            /* m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ² */
-            m[i] = (m[i] - w[i] * q) * beta1 + g_tangential * rest1;
-            v[i] = v[i] * beta2 + g_tangential * g_tangential * rest2;
-            /* u = m̂/(√v̂ + ε) */
-            u[i] = m[i] * debias1 / (ROOT(v[i] * debias2) + eps);
-        }
+        REAL *u = buffer[2];
+        REAL *previous = in_place ? (REAL *)block->previous.data + tile.start : buffer[3];
+        NAME(update_moments)(c, tile.n, w, g, (REAL *)block->m.data + tile.start,
+            (REAL *)block->v.data + tile.start, u, previous);
         for (int64_t i = tile.n; i % LANES; i++)
             u[i] = 0;
         for (int64_t i = 0; i < tile.n; i += LANES)
@@ -162,14 +212,11 @@ TARGET static void NAME(moments)(const Block *block, const Row *row, int64_t chu
                 uw[k] += x * y;
                 uu[k] += x * x;
             }
-
-        /* g⁻ ← g where the law says so */
-        const int64_t n = row->keep_gradient ? min(tile.n, block->sampled_numel - tile.start) : 0;
-        if (n > 0) {
-            g = NAME(fetch_gradient)(block, block->sampled, tile.start, n, buffer[0]);
-            NAME(store)(block->previous, tile.start, n, g);
-        }
+        if (keep && !in_place)
+            NAME(store)(block->previous, tile.start, tile.n, g);
     }
+    if (row->keep_gradient && block->is_sampled)
+        NAME(remember_sampled)(block, chunk);
     sums[0] = NAME(total)(uw);
     sums[1] = NAME(total)(uu);
 }
@@ -182,7 +229,7 @@ TARGET static void NAME(apply)(const Block *block, const Row *row, int64_t chunk
     const bool overflow = row->guarded_update && row->b == 0; /* u = ∞, of which 0·u is NaN */
     REAL buffer[TILE];
 
-    for (Range tile = first_tile(block, chunk); tile.n > 0; tile = next_tile(tile)) {
+    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
         REAL *restrict w = NAME(fetch)(block->w, tile.start, tile.n, buffer);
         const REAL *restrict m = (const REAL *)block->m.data + tile.start;
         const REAL *restrict v = (const REAL *)block->v.data + tile.start;
