@@ -116,6 +116,12 @@ class Second(NamedTuple):
     guarded_update: Tensor
 
 
+def root(x: Tensor) -> Tensor:
+    """√x with a finite derivative at 0."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, torch.ones_like(x)).sqrt(), x)
+
+
 def before(
     o: Options, traits: Traits, memory: Memory, sums: Sums, active: Tensor
 ) -> tuple[First, Memory]:
@@ -126,7 +132,7 @@ def before(
     gw = o.sign * sums.gw
 
     unset = live & (memory.initial_norm < 0)
-    initial_norm = torch.where(unset, sums.ww.sqrt(), memory.initial_norm)
+    initial_norm = torch.where(unset, root(sums.ww), memory.initial_norm)
     # ‖w₀‖ = 0 is for good: such a block must grow its norm, as Adam does and radial SGD does not.
     low_dim = (traits.low_dim > 0) | (initial_norm == 0) | (sums.ww == 0)
     ww = torch.where(low_dim, torch.ones_like(zero), sums.ww)  # a safe divisor
@@ -142,7 +148,7 @@ def before(
     )
 
     # AdamP's test on the whole tensor; a zero gradient is no evidence.
-    cosine_bound = o.delta * traits.inverse_root * sums.gg.sqrt() * ww.sqrt()
+    cosine_bound = o.delta * traits.inverse_root * root(sums.gg) * ww.sqrt()
     by_test = (gw.abs() < cosine_bound) & (sums.gg > 0)
     scale_invariant = ((traits.scale_invariant > 0) | by_test) & ~low_dim
 
@@ -226,9 +232,9 @@ def after(
     factor = torch.where(guard, factor.clamp(low, high), factor)
 
     # the tangential step, u without its radial part: added, or a pure rotation
-    rms = uu.sqrt() * traits.inverse_root
+    rms = root(uu) * traits.inverse_root
     guarded_update = guard & first.live & (rms > UPDATE_BOUND)
-    shrink = torch.where(guarded_update, UPDATE_BOUND / rms, 1 + zero)
+    shrink = UPDATE_BOUND / torch.where(guarded_update, rms, UPDATE_BOUND + zero)
     overflow = guarded_update & torch.isinf(uu)  # then even shrink·u means nothing
     uw, uu = (torch.where(overflow, zero, x) for x in (shrink * uw, shrink * shrink * uu))
     along = uw / ww

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import geometry
 from .blocks import Blocks
-from .control import First, Second
+from .control import First, Second, root
 
 
 def reduce(blocks: Blocks) -> Tensor:
@@ -48,7 +48,8 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
         m = (m - w * c.q) * c.beta1 + g_tangential * (1 - c.beta1)
         v = v * c.beta2 + g_tangential * g_tangential * (1 - c.beta2)
         # u = m̂/(√v̂ + ε)
-        u = (m * c.debias1) / ((v * c.debias2).sqrt() + c.eps)
+        v_hat = v * c.debias2
+        u = (m * c.debias1) / ((root(v_hat) if blocks.replace else v_hat.sqrt()) + c.eps)
 
         blocks.write(blocks.m, i, m)
         blocks.write(blocks.v, i, v)

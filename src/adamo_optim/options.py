@@ -196,7 +196,11 @@ class OptionTable:
         tensors: list[tuple[int, int, Tensor]] = []
         rows = []
         for i, group in enumerate(groups):
-            row = list(as_numbers(group))
+            try:
+                row = list(as_numbers(group))
+            except (TypeError, ValueError):
+                check_options(group)  # says which option is wrong
+                raise
             for j, value in enumerate(row):
                 if isinstance(value, Tensor):
                     if differentiable or value.device.type != "cpu":

@@ -144,7 +144,7 @@ def reference_step(
         v = beta2 * v + (1 - beta2) * g * g
         state.update(m_tangential=m, v_tangential=v)
         u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
-        u = _bounded(u, p.numel()) if guard else u
+        u = _bounded(u) if guard else u
         return _like(p, w - options["low_dim_scale"] * lr * u)
 
     # curvature-adaptive radial step size
@@ -158,7 +158,7 @@ def reference_step(
     gw = float(inner(g, w))
     if options["delta"] is not None and gg > 0:
         cosine = abs(gw) / math.sqrt(gg * ww)
-        if cosine < options["delta"] / math.sqrt(p.numel()):
+        if cosine < options["delta"] / math.sqrt(g.numel()):
             rule = "scale_invariant"
     scale_invariant = rule == "scale_invariant"
 
@@ -188,7 +188,7 @@ def reference_step(
 
     # tangential step
     u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
-    u = _bounded(u, p.numel()) if guard else u
+    u = _bounded(u) if guard else u
     u_tangential = tangential(u, w)
     if options["tangential"] == "additive":
         return _like(p, factor * w - lr * u_tangential)
@@ -230,9 +230,9 @@ def _curvature_scale(
     return 1 / math.sqrt(state["tau"] / float(target) + options["eps"])
 
 
-def _bounded(u: Tensor, count: int) -> Tensor:
+def _bounded(u: Tensor) -> Tensor:
     """The guard: a root mean square of 100 at most."""
-    rms = math.sqrt(float(inner(u, u)) / max(count, 1))
+    rms = math.sqrt(float(inner(u, u)) / max(u.numel(), 1))
     if math.isinf(rms):
         return torch.zeros_like(u)
     return u * (100 / rms) if rms > 100 else u

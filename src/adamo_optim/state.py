@@ -127,7 +127,7 @@ class Bucket:
         self.traits = Traits(
             low_dim=vector([rule == "low_dim" for rule in self.rules]),
             scale_invariant=vector([rule == "scale_invariant" for rule in self.rules]),
-            inverse_root=vector([max(p.numel(), 1) ** -0.5 for p in self.params]),
+            inverse_root=vector([max(geometry.as_real(p).numel(), 1) ** -0.5 for p in self.params]),
             rounding=vector([geometry.rounding_level(p.dtype, self.dtype) for p in self.params]),
             smallest_eps=vector([geometry.smallest_eps(p) for p in self.params]),
         )
