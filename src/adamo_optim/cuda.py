@@ -5,8 +5,10 @@ Imported only when a fused CUDA step is asked for; needs Triton, which PyTorch's
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,21 +25,30 @@ try:
     import triton.language as tl
 
     from . import triton_kernels as kernels
-except ImportError:  # pragma: no cover - CPU builds of torch come without Triton
+except ImportError:  # CPU builds of torch come without Triton
     triton = None
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-TILE = 1024  # entries a program has in flight
-WARPS = 4
-CHUNK = 4096  # entries a program works through, TILE by TILE
-LAW_TILE, LAW_WARPS = 512, 4
+# Entries a program works through, and has in flight at once; warps. Measured on an H200
+# (docs/log.md): pass 1 only reads and likes long programs, passes 2 and 3 also write and like
+# many short ones.
+REDUCE = {"CHUNK": 8192, "TILE": 1024, "num_warps": 8}
+UPDATE = {"CHUNK": 2048, "TILE": 512, "num_warps": 4}
+LAW = {"TILE": 2048, "num_warps": 8}
+
+TYPES: dict[torch.dtype, Any] = {}
+if triton is not None:
+    TYPES = {
+        torch.float32: tl.float32,
+        torch.bfloat16: tl.bfloat16,
+        torch.float16: tl.float16,
+    }
 
 
 def unsupported(p: Tensor, group: dict[str, Any]) -> str:
     """Why the fused kernels cannot update ``p``; empty if they can."""
     if triton is None:
         return "Triton is not installed"
-    if p.dtype not in DTYPES:
+    if p.dtype not in TYPES:
         return f"the fused CUDA kernel does not take {p.dtype}"
     if type(p) not in (Tensor, torch.nn.Parameter):
         return f"the fused CUDA kernel does not take {type(p).__name__}"
@@ -60,83 +71,95 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
+class Kind(NamedTuple):
+    """What is compiled into the kernels for a tensor."""
+
+    W: Any
+    G: Any
+    PREVIOUS: Any
+    CURVATURE: int  # 0: no g⁻; 1: of the whole tensor; 2: of a slice
+
+
 class Launch(NamedTuple):
-    """A range of chunks whose tensors have the same types, so that one kernel launch does them."""
+    """A range of chunks whose tensors are of one kind: one launch of a pass."""
 
     base: int
     count: int
-    types: dict[str, Any]
+    kind: Kind
+
+
+class Cut:
+    """All tensors cut into chunks, those of one kind next to each other."""
+
+    def __init__(self, params: list[Tensor], kinds: list[Kind], chunk: int) -> None:
+        block: list[int] = []
+        start: list[int] = []
+        first, last = [0] * len(params), [0] * len(params)
+        self.launches: list[Launch] = []
+        for slot in sorted(range(len(params)), key=lambda slot: str(kinds[slot])):
+            pieces = -(-params[slot].numel() // chunk)
+            first[slot], last[slot] = len(block), len(block) + pieces
+            if pieces and self.launches and self.launches[-1].kind == kinds[slot]:
+                *_, old = self.launches
+                self.launches[-1] = old._replace(count=old.count + pieces)
+            elif pieces:
+                self.launches.append(Launch(len(block), pieces, kinds[slot]))
+            block += [slot] * pieces
+            start += range(0, pieces * chunk, chunk)
+        upload = functools.partial(torch.tensor, device=params[0].device)
+        self.count = len(block)
+        self.block = upload(block, dtype=torch.int32)
+        self.start = upload(start, dtype=torch.int64)
+        self.first, self.last = upload(first, dtype=torch.int64), upload(last, dtype=torch.int64)
 
 
 class Plan:
     """The tables of one bucket on the device: where its tensors are and how they are cut."""
 
     def __init__(self, bucket: Bucket, grads: list[Tensor | None]) -> None:
-        self.device, self.params = bucket.device, bucket.params
-        self.states, self.traits = bucket.states, torch.stack(list(bucket.traits))
+        self.device, self.params, states = bucket.device, bucket.params, bucket.states
+        self.blocks, self.traits = len(self.params), torch.stack(list(bucket.traits))
         self.strides = [p.stride() for p in self.params]
-        self.blocks = len(self.params)
-        self.previous = [state.get("previous_grad") for state in self.states]
+        self.dtypes = [p.dtype if g is None else g.dtype for p, g in zip(self.params, grads)]
+        self.previous = [state.get("previous_grad") for state in states]
         self.state_pointers = [
-            [0 if (x := state.get(key)) is None else x.data_ptr() for state in self.states]
+            [0 if (x := state.get(key)) is None else x.data_ptr() for state in states]
             for key in ("exp_avg", "exp_avg_sq", "previous_grad")
         ]
-        self.gradient_dtypes = [
-            p.dtype if g is None else g.dtype for p, g in zip(self.params, grads, strict=True)
-        ]
-        self._cut()
+        kinds = self._kinds()
+        self.coarse = Cut(self.params, kinds, REDUCE["CHUNK"])
+        self.fine = Cut(self.params, kinds, UPDATE["CHUNK"])
         self._place_samples(bucket.seeds)
+        upload = functools.partial(torch.tensor, device=self.device)
+        self.numel = upload([p.numel() for p in self.params], dtype=torch.int64)
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=self.device)
-        self.partial = zeros(5, self.chunks)
-        self.partial_mw = zeros(self.chunks)
+        self.partial_reduce = zeros(5, self.coarse.count)
+        self.partial_moments = zeros(2, self.fine.count)
+        self.partial_apply = zeros(self.fine.count)
         self.coefficients = zeros(kernels.ROWS, self.blocks)
         self.pointers = torch.zeros(5, self.blocks, dtype=torch.int64, device=self.device)
+        self.host_pointers: list[list[int]] = []
+        self.aligned = False
         self.spare: Tensor | None = self._host_table()  # a capture must not allocate it
         self.kept: list[Tensor] = []  # tables of captured graphs
-        self.host_pointers: list[list[int]] = []
         self.versions: list[int] = []  # of the parameters, as the last step left them
+        self.runners: dict[Any, Callable[..., None]] = {}
 
-    def _cut(self) -> None:
-        """Chunks, sorted by the types of their tensors."""
-        self.chunk = max(CHUNK, TILE)
-        self.kinds = [self._kind(slot) for slot in range(self.blocks)]
-        order = sorted(range(self.blocks), key=lambda slot: str(self.kinds[slot]))
-        block: list[int] = []
-        start: list[int] = []
-        ranges = {}
-        self.launches: list[Launch] = []
-        for slot in order:
-            begin = len(block)
-            pieces = -(-self.params[slot].numel() // self.chunk)
-            block += [slot] * pieces
-            start += [k * self.chunk for k in range(pieces)]
-            ranges[slot] = begin
-            if self.launches and self.launches[-1].types == self.kinds[slot]:
-                last = self.launches[-1]
-                self.launches[-1] = last._replace(count=last.count + pieces)
-            else:
-                self.launches.append(Launch(begin, pieces, self.kinds[slot]))
-        self.chunks = len(block)
-        upload = functools.partial(torch.tensor, device=self.device)
-        self.chunk_block = upload(block, dtype=torch.int32)
-        self.chunk_start = upload(start, dtype=torch.int64)
-        self.first_chunk = upload([ranges[s] for s in range(self.blocks)], dtype=torch.int64)
-        ends = [ranges[s] + -(-p.numel() // self.chunk) for s, p in enumerate(self.params)]
-        self.last_chunk = upload(ends, dtype=torch.int64)
-        self.numel = upload([p.numel() for p in self.params], dtype=torch.int64)
+    def _kinds(self) -> list[Kind]:
+        """A tensor without g⁻ joins those with one: its count of samples is 0."""
+        kinds, sampled = [], any(self._is_sampled(slot) for slot in range(self.blocks))
+        stored = next((x.dtype for x in self.previous if x is not None), None)
+        for slot, (p, g, previous) in enumerate(zip(self.params, self.dtypes, self.previous)):
+            curvature = 0 if stored is None else 2 if sampled and previous is None else 1
+            if previous is not None:
+                curvature = 2 if self._is_sampled(slot) else 1
+            kept = stored or torch.float32 if previous is None else previous.dtype
+            kinds.append(Kind(TYPES[p.dtype], TYPES[g], TYPES[kept], curvature))
+        return kinds
 
-    def _kind(self, slot: int) -> dict[str, Any]:
-        """The compile-time constants that a tensor needs."""
-        p, previous = self.params[slot], self.previous[slot]
-        curvature = 0
-        if previous is not None:
-            curvature = 1 if previous.shape == p.shape else 2
-        return {
-            "W": TRITON_TYPES[p.dtype],
-            "G": TRITON_TYPES[self.gradient_dtypes[slot]],
-            "PREVIOUS": TRITON_TYPES[torch.float32 if previous is None else previous.dtype],
-            "CURVATURE": curvature,
-        }
+    def _is_sampled(self, slot: int) -> bool:
+        previous = self.previous[slot]
+        return previous is not None and previous.shape != self.params[slot].shape
 
     def _place_samples(self, seeds: list[int]) -> None:
         """Where g⁻ lies inside g, in entries: all of it, a slice, or nothing."""
@@ -163,7 +186,7 @@ class Plan:
         pointers = [
             [p.data_ptr() for p in self.params],
             [0 if g is None else g.data_ptr() for g in grads],
-            *self.state_pointers,  # other buffers would have made another plan
+            *self.state_pointers,  # other buffers would have made another bucket
         ]
         if capturing:
             # A graph copies its table again in every replay: it has one of its own, on both sides.
@@ -182,19 +205,31 @@ class Plan:
 
     def fits(self, grads: list[Tensor | None]) -> bool:
         """False if a gradient came in another dtype than the plan was made for."""
-        return all(
-            g is None or g.dtype is dtype
-            for g, dtype in zip(grads, self.gradient_dtypes, strict=True)
-        )
+        return all(g is None or g.dtype is d for g, d in zip(grads, self.dtypes))
 
     def in_layout(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """The gradients in the layout of their parameters; a copy only where it differs."""
         result = grads
-        for slot, (g, strides) in enumerate(zip(grads, self.strides, strict=True)):
+        for slot, (g, strides) in enumerate(zip(grads, self.strides)):
             if g is not None and g.stride() != strides and g.numel() > 0:
                 result = list(grads) if result is grads else result
                 result[slot] = torch.empty_like(self.params[slot], dtype=g.dtype).copy_(g)
         return result
+
+    def launch(self, key: Any, kernel: Any, count: int, *args: Any, **constants: Any) -> None:
+        """Launch a kernel; from the second time on without Triton's inspection of the arguments.
+
+        ``key`` names what may differ between calls with this plan; the rest is the same tables.
+        """
+        runner = self.runners.get(key)
+        if runner is not None:
+            runner(*args, *constants.values())
+            return
+        warps = constants.pop("num_warps")
+        compiled = kernel[(count,)](*args, **constants, num_warps=warps)
+        if key is not None and hasattr(compiled, "__getitem__"):  # the interpreter returns None
+            runner = compiled[(count, 1, 1)]
+            self.runners[key] = lambda *a: runner(*a[:-1])  # num_warps is compiled in
 
 
 def _aligned(pointers: list[list[int]]) -> bool:
@@ -204,22 +239,22 @@ def _aligned(pointers: list[list[int]]) -> bool:
 @torch._disable_dynamo
 def step(work: Work, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
     """One step of a bucket."""
-    bucket, options = work.bucket, work.options
+    bucket = work.bucket
     grads = [p.grad for p in bucket.params]
     plan = bucket.plan
     if plan is None or not plan.fits(grads):
         plan = bucket.plan = Plan(bucket, grads)
     grads = plan.in_layout(grads)
-    capturing = bucket.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    on_cuda = bucket.device.type == "cuda"
+    capturing = on_cuda and torch.cuda.is_current_stream_capturing()
     pointers, aligned = plan.locate(grads, capturing)
     # ⟨m,w⟩ was reduced in the last pass 3; it is void if somebody has written to a weight since.
     # A graph's replays cannot ask, so a captured step reads m.
     read_m = capturing or plan.versions != [p._version for p in plan.params]
-    matrix = bucket.table.matrix_of(options)
-    launch_all(plan, bucket, matrix, pointers, aligned, read_m, grad_scale, found_inf)
-    torch.autograd.graph.increment_version(
-        [p for p, g in zip(plan.params, grads, strict=True) if g is not None]
-    )
+    settings = bucket.table.matrix_of(work.options)
+    with torch.cuda.device(bucket.device) if on_cuda else contextlib.nullcontext():
+        launch_all(plan, bucket, settings, pointers, aligned, read_m, grad_scale, found_inf)
+    torch.autograd.graph.increment_version([p for p in plan.params if p.grad is not None])
     plan.versions = [p._version for p in plan.params]
     bucket.last = functools.partial(record, plan)
 
@@ -227,7 +262,7 @@ def step(work: Work, grad_scale: Tensor | None = None, found_inf: Tensor | None 
 def launch_all(
     plan: Plan,
     bucket: Bucket,
-    options: Tensor,
+    settings: Tensor,
     pointers: Tensor,
     aligned: bool,
     read_m: bool,
@@ -236,39 +271,52 @@ def launch_all(
 ) -> None:
     """Pass 1, law 1, pass 2, law 2, pass 3."""
     w, g, m, v, previous = pointers
-    memory, blocks, chunks = bucket.memory, plan.blocks, plan.chunks
+    memory, blocks, coarse, fine = bucket.memory, plan.blocks, plan.coarse, plan.fine
     scaled, checked = grad_scale is not None, found_inf is not None
-    common = {"ALIGNED": aligned, "CHUNK": plan.chunk, "TILE": TILE, "num_warps": WARPS}
-    for base, count, types in plan.launches:
-        if count:
-            kernels.reduce[(count,)](
-                w, g, m, previous, plan.numel, plan.sample_start, plan.samples, grad_scale,
-                plan.chunk_block, plan.chunk_start, base, plan.partial, chunks,
-                READ_M=read_m, SCALED=scaled, **types, **common,
-            )  # fmt: skip
-    kernels.law_before[(blocks,)](
-        options, plan.traits, *memory, g, found_inf, plan.partial, plan.partial_mw, chunks,
-        plan.first_chunk, plan.last_chunk, plan.ratio_of_samples, plan.coefficients, blocks,
-        MW_FROM_PASS_1=read_m, CHECKED=checked, TILE=LAW_TILE, num_warps=LAW_WARPS,
+    # under AMP, other people's tensors come in: let Triton look at them
+    plain = not (scaled or checked) and pointers is plan.pointers
+
+    def key(*what: Any) -> Any:
+        return (*what, aligned) if plain else None
+
+    for i, (base, count, kind) in enumerate(coarse.launches):
+        plan.launch(
+            key("reduce", i, read_m), kernels.reduce, count,
+            w, g, m, previous, plan.numel, plan.sample_start, plan.samples, grad_scale,
+            coarse.block, coarse.start, base, plan.partial_reduce, coarse.count,
+            W=kind.W, G=kind.G, PREVIOUS=kind.PREVIOUS, READ_M=read_m, CURVATURE=kind.CURVATURE,
+            SCALED=scaled, ALIGNED=aligned, **REDUCE,
+        )  # fmt: skip
+    plan.launch(
+        key("before", read_m), kernels.law_before, blocks,
+        settings, plan.traits, *memory, g, found_inf, plan.partial_reduce, coarse.count,
+        coarse.first, coarse.last, plan.partial_apply, fine.first, fine.last,
+        plan.ratio_of_samples, plan.coefficients, blocks,
+        MW_FROM_PASS_1=read_m, CHECKED=checked, **LAW,
     )  # fmt: skip
-    for base, count, types in plan.launches:
-        if count:
-            kernels.moments[(count,)](
-                w, g, m, v, previous, plan.numel, plan.sample_start, plan.samples, grad_scale,
-                plan.chunk_block, plan.chunk_start, base, plan.partial, chunks,
-                plan.coefficients, blocks, SCALED=scaled, **types, **common,
-            )  # fmt: skip
-    kernels.law_after[(blocks,)](
-        options, plan.traits, memory.step, memory.radial_momentum, memory.initial_norm,
-        plan.partial, chunks, plan.first_chunk, plan.last_chunk, plan.coefficients, blocks,
-        TILE=LAW_TILE, num_warps=LAW_WARPS,
+    for i, (base, count, kind) in enumerate(fine.launches):
+        plan.launch(
+            key("moments", i), kernels.moments, count,
+            w, g, m, v, previous, plan.numel, plan.sample_start, plan.samples, grad_scale,
+            fine.block, fine.start, base, plan.partial_moments, fine.count,
+            plan.coefficients, blocks, W=kind.W, G=kind.G, PREVIOUS=kind.PREVIOUS,
+            CURVATURE=kind.CURVATURE, SCALED=scaled, ALIGNED=aligned, **UPDATE,
+        )  # fmt: skip
+    plan.launch(
+        key("after"), kernels.law_after, blocks,
+        settings, plan.traits, memory.step, memory.radial_momentum, memory.initial_norm,
+        plan.partial_moments, fine.count, fine.first, fine.last, plan.coefficients, blocks,
+        **LAW,
     )  # fmt: skip
-    for base, count, types in plan.launches:
-        if count:
-            kernels.apply[(count,)](
-                w, m, v, plan.numel, plan.chunk_block, plan.chunk_start, base, plan.partial_mw,
-                chunks, plan.coefficients, blocks, W=types["W"], **common,
-            )  # fmt: skip
+    for i, (base, count, kind) in enumerate(fine.launches):
+        plan.launch(
+            key("apply", i), kernels.apply, count,
+            w, m, v, plan.numel, fine.block, fine.start, base, plan.partial_apply, fine.count,
+            plan.coefficients, blocks, W=kind.W, ALIGNED=aligned, **UPDATE,
+        )  # fmt: skip
+
+
+FLAGS = ("live", "use_gradient", "keep_gradient", "low_dim", "scale_invariant", "guarded_scale")
 
 
 def record(plan: Plan) -> Record:
@@ -281,13 +329,3 @@ def record(plan: Plan) -> Record:
     second = Second(*rows[15:17], *(row > 0 for row in rows[17:20]))
     sums, (uw, uu, tau, active) = Sums(*rows[20:25]), rows[25:]
     return Record(sums, uw, uu, first, second, tau, active > 0)
-
-
-FLAGS = ("live", "use_gradient", "keep_gradient", "low_dim", "scale_invariant", "guarded_scale")
-TRITON_TYPES: dict[torch.dtype, Any] = {}
-if triton is not None:
-    TRITON_TYPES = {
-        torch.float32: tl.float32,
-        torch.bfloat16: tl.bfloat16,
-        torch.float16: tl.float16,
-    }

@@ -5,6 +5,8 @@ The only file that knows how a parameter is stored: complex, low precision, shar
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
@@ -101,10 +103,9 @@ def check_parameter(p: Tensor, name: str) -> None:
         )
 
 
-def check_gradient(g: Tensor, name: str) -> None:
-    """Refuse gradients that have no dense form."""
-    if g.layout != torch.strided:
-        raise RuntimeError(
-            f"AdamO does not support sparse gradients, and the gradient of {name} is one. "
-            "Use sparse=False in the embedding, or torch.optim.SparseAdam for this parameter."
-        )
+def refuse_sparse(name: str) -> NoReturn:
+    """A sparse gradient has no norm in the directions it leaves out."""
+    raise RuntimeError(
+        f"AdamO does not support sparse gradients, and the gradient of {name} is one. "
+        "Use sparse=False in the embedding, or torch.optim.SparseAdam for this parameter."
+    )

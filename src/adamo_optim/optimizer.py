@@ -243,6 +243,7 @@ class AdamO(Optimizer):
     def _forget_layout(self) -> None:
         self._layout: list[Bucket] = []
         self._signature: Any = None
+        self._resting: list[Tensor] = []  # frozen so far: no state, no place in a bucket
         self._known: set[int] = self.__dict__.get("_known", set())
         self._loading: StateDict | None = self.__dict__.get("_loading")
 
@@ -276,13 +277,17 @@ class AdamO(Optimizer):
         """The blocks by device and backend, laid out anew when anything about them changed."""
         signature = [
             (
-                [(id(p), p.requires_grad or p.grad is not None) for p in group["params"]],
+                list(map(id, group["params"])),
                 [group[name] for name in STRUCTURE],
                 group["curvature_target"] is None,
             )
             for group in self.param_groups
         ]
-        if signature != self._signature or not all(b.is_current() for b in self._layout):
+        if (
+            signature != self._signature
+            or any(map(self._trains, self._resting))
+            or not all(bucket.is_current() for bucket in self._layout)
+        ):
             self._lay_out()
             self._signature = signature
         return self._layout
@@ -292,9 +297,11 @@ class AdamO(Optimizer):
             check_options(group)
         self._check_swapped()
         self._populate()
+        self._resting = []
         buckets: dict[tuple[torch.device, str], Bucket] = {}
         for p, name, group, number in self._parameters():
             if not self._trains(p):
+                self._resting.append(p)
                 continue
             key = (p.device, choose(p, group, name)[0])
             bucket = buckets.setdefault(key, Bucket(*key))

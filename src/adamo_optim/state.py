@@ -123,6 +123,7 @@ class Bucket:
         """Lay out the vectors once all parameters are in."""
         vector = self._vector
         self.dtypes = [p.dtype for p in self.params]
+        self.devices = [self.device] * len(self.params)
         self.table = OptionTable(self.sizes, self.device, self.dtype)
         self.traits = Traits(
             low_dim=vector([rule == "low_dim" for rule in self.rules]),
@@ -145,16 +146,11 @@ class Bucket:
     def differentiable(self) -> bool:
         return self.backend == "differentiable"
 
-    @property
-    def has_tables(self) -> bool:
-        """The fused CUDA backend keeps tables of its own and takes no blocks."""
-        return self.backend == "fused" and self.device.type == "cuda"
-
     def is_current(self) -> bool:
         """False when somebody moved a parameter or replaced a tensor of its state."""
         if [p.dtype for p in self.params] != self.dtypes:
             return False
-        if any(p.device != self.device for p in self.params):
+        if [p.device for p in self.params] != self.devices:
             return False
         if self.differentiable:
             return True
@@ -190,16 +186,20 @@ class Bucket:
 
     def prepare(self) -> Work | None:
         """The host's part of a step: collect gradients and options; None without a gradient."""
-        present = [p.grad is not None for p in self.params]
+        grads = [p.grad for p in self.params]
+        present = [g is not None for g in grads]
         if True not in present:
             return None
         self.mark_active(present)
         blocks = Blocks(self.dtype, replace=self.differentiable)
-        for slot, p in enumerate(self.params):
-            if p.grad is not None:
-                geometry.check_gradient(p.grad, self.names[slot])
-                if not self.has_tables:
-                    blocks.add(slot, p, p.grad, self.states[slot], self.seeds[slot])
+        # the fused CUDA backend keeps tables of its own
+        wants_blocks = self.backend != "fused" or self.device.type != "cuda"
+        for slot, g in enumerate(grads):
+            if g is not None:
+                if g.layout is not torch.strided:
+                    geometry.refuse_sparse(self.names[slot])
+                if wants_blocks:
+                    blocks.add(slot, self.params[slot], g, self.states[slot], self.seeds[slot])
         return Work(self, blocks, self.table(self.groups, self.differentiable))
 
     def spread(self, values: Tensor) -> tuple[Tensor, ...]:

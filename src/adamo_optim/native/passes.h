@@ -2,15 +2,15 @@
 
    kernel.c includes this file once per instruction set and compute type, with
      DOUBLE     1: compute in double; 0: in float
-     VERSION    the instruction set, which ends every name
+     VERSION    the instruction set; ends every name
      TARGET     the attribute that allows its instructions in a function
-     WIDTH      how many doubles its vectors hold
-     WIDEN_FLOAT(x), LOAD_DOUBLE(x)   WIDTH numbers at x, as a vector of doubles
+     WIDTH      how many doubles one of its vectors holds
+     WIDEN_FLOAT(x), LOAD_DOUBLE(x)   WIDTH numbers at address x, as such a vector
 
    Elementwise loops are plain C for the compiler to vectorise. The sums are spelled out, because
    they must depend neither on alignment nor on the instruction set: LANES partial sums in double,
-   element i of a chunk in lane i % LANES. Arrays of another type than REAL, scaled gradients and
-   the ragged end of a block pass through a buffer of one TILE, which the first-level cache holds. */
+   element i of a chunk in lane i % LANES. What is not in memory as REAL (low precision, scaled
+   gradients, the ragged end of a block) goes through a buffer of one TILE, which stays in cache. */
 
 #if DOUBLE
 #define REAL double
@@ -27,19 +27,22 @@
 #endif
 #define VECTOR NAME(vector)
 #define VECTORS (LANES / WIDTH)
+#define COEFFICIENTS NAME(coefficients)
 
 typedef double VECTOR __attribute__((vector_size(8 * WIDTH)));
 
-/* `n` numbers of an array as REAL, and zeros up to a multiple of LANES: in place where the memory
-   is like that already, else in the buffer. */
-TARGET static REAL *NAME(fetch)(Array array, int64_t start, int64_t n, REAL *buffer)
+/* ---- arrays as REAL and back ----------------------------------------------------------------- */
+
+/* A tile of an array, with zeros up to a multiple of LANES: in place if the memory is like that,
+   else in the buffer. */
+TARGET static REAL *NAME(fetch)(Array array, Range tile, REAL *buffer)
 {
-    if (array.type == REAL_TYPE && n % LANES == 0)
-        return (REAL *)array.data + start;
-#define CONVERT(type, expression)                                                                 \
-    for (int64_t i = 0; i < n; i++) {                                                                \
-        const type x = ((const type *)array.data)[start + i];                                     \
-        buffer[i] = (REAL)(expression);                                                           \
+    if (array.type == REAL_TYPE && tile.n % LANES == 0)
+        return (REAL *)array.data + tile.start;
+#define CONVERT(type, expression)                                  \
+    for (int64_t i = 0; i < tile.n; i++) {                         \
+        const type x = ((const type *)array.data)[tile.start + i]; \
+        buffer[i] = (REAL)(expression);                            \
     }
     switch (array.type) {
     case FLOAT32: CONVERT(float, x) break;
@@ -48,29 +51,28 @@ TARGET static REAL *NAME(fetch)(Array array, int64_t start, int64_t n, REAL *buf
     case FLOAT16: CONVERT(uint16_t, from_float16(x)) break;
     }
 #undef CONVERT
-    for (int64_t i = n; i % LANES; i++)
+    for (int64_t i = tile.n; i % LANES; i++)
         buffer[i] = 0;
     return buffer;
 }
 
 /* The same for gradients, divided by the loss scale of mixed precision. */
 TARGET static const REAL *NAME(fetch_gradient)(
-    const Block *block, Array array, int64_t start, int64_t n, REAL *buffer)
+    const Block *block, Array array, Range tile, REAL *buffer)
 {
-    const REAL *g = NAME(fetch)(array, start, n, buffer), scale = (REAL)block->inverse_scale;
+    const REAL *g = NAME(fetch)(array, tile, buffer), scale = (REAL)block->inverse_scale;
     if (scale == 1)
         return g;
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < tile.n; i++)
         buffer[i] = g[i] * scale;
     return buffer;
 }
 
-/* The way back: `n` numbers into an array, rounded to nearest. */
-TARGET static void NAME(store)(Array array, int64_t start, int64_t n, const REAL *x)
+TARGET static void NAME(store)(Array array, Range tile, const REAL *x)
 {
-#define CONVERT(type, expression)                                                                 \
-    for (int64_t i = 0; i < n; i++)                                                                  \
-        ((type *)array.data)[start + i] = (expression);
+#define CONVERT(type, expression)           \
+    for (int64_t i = 0; i < tile.n; i++)    \
+        ((type *)array.data)[tile.start + i] = (expression);
     switch (array.type) {
     case FLOAT32: CONVERT(float, (float)x[i]) break;
     case FLOAT64: CONVERT(double, (double)x[i]) break;
@@ -88,24 +90,27 @@ TARGET static double NAME(total)(const VECTOR *lanes)
     return sum;
 }
 
-/* Pass 1, κ where g⁻ is of a slice of g, or of nothing. */
-TARGET static double NAME(reduce_sampled)(const Block *block, int64_t chunk)
+/* ---- pass 1 ---------------------------------------------------------------------------------- */
+
+/* κ where g⁻ is of a slice of g. */
+TARGET static double NAME(reduce_slice)(const Block *block, int64_t chunk)
 {
     REAL buffer[2][TILE];
     VECTOR kappa[VECTORS] = {{0}};
-    for (Range tile = first_tile(block->sampled_numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        const REAL *g = NAME(fetch_gradient)(block, block->sampled, tile.start, tile.n, buffer[0]);
-        const REAL *previous = NAME(fetch)(block->previous, tile.start, tile.n, buffer[1]);
+    for (Range tile = first_tile(block->slice_numel, chunk); tile.n > 0; tile = next_tile(tile)) {
+        const REAL *g = NAME(fetch_gradient)(block, block->slice, tile, buffer[0]);
+        const REAL *previous = NAME(fetch)(block->previous, tile, buffer[1]);
         for (int64_t i = 0; i < tile.n; i += LANES)
             for (int k = 0; k < VECTORS; k++) {
-                const VECTOR change = LOAD(g + i + k * WIDTH) - LOAD(previous + i + k * WIDTH);
+                const int64_t at = i + k * WIDTH;
+                const VECTOR change = LOAD(g + at) - LOAD(previous + at);
                 kappa[k] += change * change;
             }
     }
     return NAME(total)(kappa);
 }
 
-/* Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩ of one chunk. */
+/* Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩. */
 TARGET static void NAME(reduce)(const Block *block, int64_t chunk, double *sums)
 {
     REAL buffer[4][TILE];
@@ -113,17 +118,17 @@ TARGET static void NAME(reduce)(const Block *block, int64_t chunk, double *sums)
     VECTOR kappa[VECTORS] = {{0}}, mw[VECTORS] = {{0}};
 
     for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        const REAL *w = NAME(fetch)(block->w, tile.start, tile.n, buffer[0]);
-        const REAL *g = NAME(fetch_gradient)(block, block->g, tile.start, tile.n, buffer[1]);
-        const REAL *m = NAME(fetch)(block->m, tile.start, tile.n, buffer[2]);
-        const REAL *previous = g;
-        if (!block->is_sampled)
-            previous = NAME(fetch)(block->previous, tile.start, tile.n, buffer[3]);
+        const REAL *w = NAME(fetch)(block->w, tile, buffer[0]);
+        const REAL *g = NAME(fetch_gradient)(block, block->g, tile, buffer[1]);
+        const REAL *m = NAME(fetch)(block->m, tile, buffer[2]);
+        const REAL *previous = block->whole_previous
+            ? NAME(fetch)(block->previous, tile, buffer[3]) : g;
+        /* one loop for all of them: several streams together make the most of the memory */
         for (int64_t i = 0; i < tile.n; i += LANES)
             for (int k = 0; k < VECTORS; k++) {
-                const VECTOR x = LOAD(w + i + k * WIDTH), y = LOAD(g + i + k * WIDTH);
-                const VECTOR z = LOAD(m + i + k * WIDTH);
-                const VECTOR change = y - LOAD(previous + i + k * WIDTH);
+                const int64_t at = i + k * WIDTH;
+                const VECTOR x = LOAD(w + at), y = LOAD(g + at), z = LOAD(m + at);
+                const VECTOR change = y - LOAD(previous + at);
                 ww[k] += x * x;
                 gw[k] += y * x;
                 gg[k] += y * y;
@@ -134,46 +139,19 @@ TARGET static void NAME(reduce)(const Block *block, int64_t chunk, double *sums)
     sums[0] = NAME(total)(ww);
     sums[1] = NAME(total)(gw);
     sums[2] = NAME(total)(gg);
-    sums[3] = block->is_sampled ? NAME(reduce_sampled)(block, chunk) : NAME(total)(kappa);
+    sums[3] = block->whole_previous ? NAME(total)(kappa) : NAME(reduce_slice)(block, chunk);
     sums[4] = NAME(total)(mw);
 }
 
-/* Pass 2, g⁻ ← g where g⁻ is of a slice of g. */
-TARGET static void NAME(remember_sampled)(const Block *block, int64_t chunk)
-{
-    REAL buffer[TILE];
-    for (Range tile = first_tile(block->sampled_numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        const REAL *g = NAME(fetch_gradient)(block, block->sampled, tile.start, tile.n, buffer);
-        NAME(store)(block->previous, tile.start, tile.n, g);
-    }
-}
+/* ---- pass 2 ---------------------------------------------------------------------------------- */
 
+/* A row's coefficients in the precision of the arithmetic. */
 typedef struct {
-    REAL sign, p, q, beta1, rest1, beta2, rest2, debias1, debias2, eps, a1, b;
-} NAME(Coefficients);
+    REAL sign, p, q, beta1, rest1, beta2, rest2, debias1, debias2, eps;
+} COEFFICIENTS;
 
-/* The row's numbers in the precision of the arithmetic. */
-TARGET static NAME(Coefficients) NAME(coefficients)(const Row *row)
-{
-    return (NAME(Coefficients)){
-        .sign = (REAL)(row->use_gradient ? row->sign : 0),
-        .p = (REAL)row->p,
-        .q = (REAL)row->q,
-        .beta1 = (REAL)row->beta1,
-        .rest1 = (REAL)(1 - row->beta1),
-        .beta2 = (REAL)row->beta2,
-        .rest2 = (REAL)(1 - row->beta2),
-        .debias1 = (REAL)row->debias1,
-        .debias2 = (REAL)row->debias2,
-        .eps = (REAL)row->eps,
-        .a1 = (REAL)row->a1,
-        .b = (REAL)row->b,
-    };
-}
-
-/* Pass 2, elementwise. */
 TARGET static void NAME(update_moments)(
-    NAME(Coefficients) c, int64_t n, const REAL *restrict w, const REAL *restrict g,
+    COEFFICIENTS c, int64_t n, const REAL *restrict w, const REAL *restrict g,
     REAL *restrict m, REAL *restrict v, REAL *restrict u, REAL *restrict previous)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -188,49 +166,71 @@ TARGET static void NAME(update_moments)(
     }
 }
 
-/* Pass 2: m, v and g⁻ of one chunk; ⟨u,w⟩ and ‖u‖². */
+/* g⁻ ← g where g⁻ is of a slice of g. */
+TARGET static void NAME(remember_slice)(const Block *block, int64_t chunk)
+{
+    REAL buffer[TILE];
+    for (Range tile = first_tile(block->slice_numel, chunk); tile.n > 0; tile = next_tile(tile))
+        NAME(store)(block->previous, tile, NAME(fetch_gradient)(block, block->slice, tile, buffer));
+}
+
+/* Pass 2: m, v and, where the law says so, g⁻; ⟨u,w⟩ and ‖u‖². */
 TARGET static void NAME(moments)(const Block *block, const Row *row, int64_t chunk, double *sums)
 {
-    const NAME(Coefficients) c = NAME(coefficients)(row);
-    const bool keep = row->keep_gradient && !block->is_sampled;
+    const COEFFICIENTS c = {
+        .sign = (REAL)(row->use_gradient ? row->sign : 0),
+        .p = (REAL)row->p,
+        .q = (REAL)row->q,
+        .beta1 = (REAL)row->beta1,
+        .rest1 = (REAL)(1 - row->beta1),
+        .beta2 = (REAL)row->beta2,
+        .rest2 = (REAL)(1 - row->beta2),
+        .debias1 = (REAL)row->debias1,
+        .debias2 = (REAL)row->debias2,
+        .eps = (REAL)row->eps,
+    };
+    const bool keep = row->keep_gradient && block->whole_previous;
     const bool in_place = keep && block->previous.type == REAL_TYPE;
-    REAL buffer[4][TILE];
+    REAL buffer[4][TILE], *u = buffer[2];
     VECTOR uw[VECTORS] = {{0}}, uu[VECTORS] = {{0}};
 
     for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        const REAL *w = NAME(fetch)(block->w, tile.start, tile.n, buffer[0]);
-        const REAL *g = NAME(fetch_gradient)(block, block->g, tile.start, tile.n, buffer[1]);
-        REAL *u = buffer[2];
+        const REAL *w = NAME(fetch)(block->w, tile, buffer[0]);
+        const REAL *g = NAME(fetch_gradient)(block, block->g, tile, buffer[1]);
+        REAL *m = (REAL *)block->m.data + tile.start, *v = (REAL *)block->v.data + tile.start;
         REAL *previous = in_place ? (REAL *)block->previous.data + tile.start : buffer[3];
-        NAME(update_moments)(c, tile.n, w, g, (REAL *)block->m.data + tile.start,
-            (REAL *)block->v.data + tile.start, u, previous);
+        NAME(update_moments)(c, tile.n, w, g, m, v, u, previous);
+        if (keep && !in_place)
+            NAME(store)(block->previous, tile, g);
+
         for (int64_t i = tile.n; i % LANES; i++)
             u[i] = 0;
         for (int64_t i = 0; i < tile.n; i += LANES)
             for (int k = 0; k < VECTORS; k++) {
-                const VECTOR x = LOAD(u + i + k * WIDTH), y = LOAD(w + i + k * WIDTH);
+                const int64_t at = i + k * WIDTH;
+                const VECTOR x = LOAD(u + at), y = LOAD(w + at);
                 uw[k] += x * y;
                 uu[k] += x * x;
             }
-        if (keep && !in_place)
-            NAME(store)(block->previous, tile.start, tile.n, g);
     }
-    if (row->keep_gradient && block->is_sampled)
-        NAME(remember_sampled)(block, chunk);
+    if (row->keep_gradient && !block->whole_previous)
+        NAME(remember_slice)(block, chunk);
     sums[0] = NAME(total)(uw);
     sums[1] = NAME(total)(uu);
 }
 
-/* Pass 3: w ← w + (a−1)·w − b·u of one chunk, with u from m and v once more. */
+/* ---- pass 3 ---------------------------------------------------------------------------------- */
+
+/* Pass 3: w ← w + (a−1)·w − b·u, with u from m and v once more. */
 TARGET static void NAME(apply)(const Block *block, const Row *row, int64_t chunk)
 {
     const REAL debias1 = (REAL)row->debias1, debias2 = (REAL)row->debias2, eps = (REAL)row->eps;
     const REAL a1 = (REAL)row->a1, b = (REAL)row->b;
-    const bool overflow = row->guarded_update && row->b == 0; /* u = ∞, of which 0·u is NaN */
+    const bool overflow = row->guarded_update && row->b == 0; /* u = ∞, and 0·∞ would be NaN */
     REAL buffer[TILE];
 
     for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        REAL *restrict w = NAME(fetch)(block->w, tile.start, tile.n, buffer);
+        REAL *restrict w = NAME(fetch)(block->w, tile, buffer);
         const REAL *restrict m = (const REAL *)block->m.data + tile.start;
         const REAL *restrict v = (const REAL *)block->v.data + tile.start;
         for (int64_t i = 0; i < tile.n; i++) {
@@ -238,7 +238,7 @@ TARGET static void NAME(apply)(const Block *block, const Row *row, int64_t chunk
             w[i] += w[i] * a1 - (overflow ? 0 : u * b);
         }
         if (w == buffer)
-            NAME(store)(block->w, tile.start, tile.n, w);
+            NAME(store)(block->w, tile, w);
     }
 }
 
@@ -251,4 +251,5 @@ static const Passes NAME(passes) = {NAME(reduce), NAME(moments), NAME(apply)};
 #undef NAME
 #undef VECTOR
 #undef VECTORS
+#undef COEFFICIENTS
 #undef DOUBLE

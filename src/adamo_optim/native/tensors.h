@@ -98,6 +98,17 @@ static int64_t numel(const DLTensor *x)
     return count;
 }
 
+static bool is_contiguous(const DLTensor *x)
+{
+    int64_t expected = 1;
+    for (int d = x->ndim - 1; d >= 0; d--) {
+        if (x->shape[d] > 1 && x->strides[d] != expected)
+            return false;
+        expected *= x->shape[d];
+    }
+    return true;
+}
+
 /* Non-overlapping and dense: some order of the dimensions makes it contiguous. */
 static bool is_dense(const DLTensor *x)
 {
