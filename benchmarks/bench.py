@@ -1,0 +1,299 @@
+"""Step time, memory and training speed of AdamO against torch's AdamW, in one command.
+
+    python benchmarks/bench.py --device cuda --networks resnet18 gpt-124m
+
+Every contender is timed in turn with ``torch.optim.AdamW(fused=True)`` on the same parameters, and
+the ratio of the two is what counts: absolute times on shared machines are worth little. Writes
+``bench-DEVICE.json`` and, where matplotlib is installed, ``bench-DEVICE.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from models import training
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from shapes import NETWORKS
+
+import adamo_optim
+from adamo_optim import AdamO
+
+Parameters = list[torch.nn.Parameter]
+REFERENCE = "AdamW fused"
+
+
+class Contender(NamedTuple):
+    make: Callable[[Parameters], torch.optim.Optimizer]
+    bytes: int | None = None  # that a step must move per float32 parameter
+    small_only: bool = False  # too slow for the large networks
+
+
+def contenders() -> dict[str, Contender]:
+    adamw, made = torch.optim.AdamW, {}
+    made["AdamO"] = Contender(lambda p: AdamO(p), 56)
+    made["AdamO bfloat16 g⁻"] = Contender(lambda p: AdamO(p, previous_gradient="bfloat16"), 52)
+    made["AdamO sampled g⁻"] = Contender(lambda p: AdamO(p, previous_gradient="sampled"), 48)
+    made["AdamO no curvature"] = Contender(lambda p: AdamO(p, curvature_target=None), 48)
+    made["AdamO foreach"] = Contender(lambda p: AdamO(p, foreach=True), None, True)
+    made["AdamO for-loop"] = Contender(lambda p: AdamO(p, foreach=False), None, True)
+    made["AdamW foreach"] = Contender(lambda p: adamw(p, foreach=True))
+    made["AdamW for-loop"] = Contender(lambda p: adamw(p, foreach=False), None, True)
+    for label, module, name in (
+        ("AdamP (adamp)", "adamp", "AdamP"),
+        ("AdamP (pytorch_optimizer)", "pytorch_optimizer", "AdamP"),
+        ("AdamW schedule-free", "schedulefree", "AdamWScheduleFree"),
+    ):
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+        made[label] = Contender(lambda p, found=found: found(p, lr=1e-3), None, True)
+    return made
+
+
+class Clock:
+    """Times on the device it was made for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def seconds(self, run: Callable[[], Any], repeats: int) -> float:
+        """Mean time of a run, on the device's own clock where it has one."""
+        self.wait()
+        if not self.cuda:
+            start = time.perf_counter()
+            for _ in range(repeats):
+                run()
+            return (time.perf_counter() - start) / repeats
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / repeats
+
+    def host_seconds(self, run: Callable[[], Any]) -> float:
+        """Time until the call comes back."""
+        self.wait()
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    def device_seconds(self, run: Callable[[], Any], repeats: int = 10) -> float | None:
+        """Time the GPU is busy, launch gaps left out."""
+        if not self.cuda:
+            return None
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+            for _ in range(repeats):
+                run()
+            self.wait()
+        return sum(e.device_time_total for e in profile.key_averages()) / 1e6 / repeats
+
+    def copy_rate(self, size: int) -> float:
+        """Bytes a second of a large copy, read and written."""
+        device = "cuda" if self.cuda else "cpu"
+        a = torch.ones(size // 4, device=device)
+        b = torch.empty_like(a)
+        return 2 * size / statistics.median(self.seconds(lambda: b.copy_(a), 3) for _ in range(9))
+
+
+def parameters(network: str, device: torch.device) -> Parameters:
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(s, device=device) * 0.02) for s in NETWORKS[network]]
+    for p in params:
+        p.grad = torch.randn_like(p) * 1e-3
+    return params
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    tensors = [x for s in optimizer.state.values() for x in s.values()]
+    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
+
+
+def compare(
+    make: Callable[[Parameters], torch.optim.Optimizer],
+    params: Parameters,
+    clock: Clock,
+    rounds: int,
+) -> dict[str, Any]:
+    """One contender in turn with the reference."""
+    reference = torch.optim.AdamW(params, fused=True)
+    optimizer = make(params)
+    if hasattr(optimizer, "train"):
+        optimizer.train()  # schedule-free asks for it
+    for _ in range(3):
+        reference.step()
+        optimizer.step()
+    clock.wait()
+    repeats = max(1, min(20, round(0.05 / clock.seconds(optimizer.step, 1))))
+    pairs, hosts = [], []
+    for _ in range(rounds):
+        base, ours = (clock.seconds(o.step, repeats) for o in (reference, optimizer))
+        pairs.append((base, ours))
+        hosts.append((clock.host_seconds(reference.step), clock.host_seconds(optimizer.step)))
+    result = {
+        "seconds": statistics.median(ours for _, ours in pairs),
+        "ratio": statistics.median(ours / base for base, ours in pairs),
+        "ratios": sorted(round(ours / base, 4) for base, ours in pairs),
+        "host_seconds": statistics.median(ours for _, ours in hosts),
+        "host_ratio": statistics.median(ours / base for base, ours in hosts),
+        "state_bytes": state_bytes(optimizer),
+    }
+    if clock.cuda:
+        busy, base_busy = clock.device_seconds(optimizer.step), clock.device_seconds(reference.step)
+        result |= {"device_seconds": busy, "device_ratio": busy / base_busy}
+        result["reference_device_seconds"] = base_busy
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        optimizer.step()
+        result["extra_peak_bytes"] = torch.cuda.max_memory_allocated() - before
+    return result
+
+
+def train_speed(name: str, device: torch.device, clock: Clock, rounds: int) -> dict[str, float]:
+    """Training steps per second under AdamO, as a share of those under AdamW fused."""
+    model, loss = training(name, device)
+    params = list(model.parameters())
+    optimizers = [torch.optim.AdamW(params, fused=True), AdamO(params)]
+
+    def run(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    for optimizer in optimizers * 3:
+        run(optimizer)
+    shares, speeds = [], []
+    for _ in range(rounds):
+        base, ours = (clock.seconds(lambda o=o: run(o), 10) for o in optimizers)
+        shares.append(base / ours)
+        speeds.append(1 / ours)
+    return {
+        "share_of_adamw_fused": statistics.median(shares),
+        "steps_per_second": statistics.median(speeds),
+    }
+
+
+def about(device: torch.device, commit: str) -> dict[str, Any]:
+    if not commit:
+        ask = ["git", "rev-parse", "--short", "HEAD"]
+        done = subprocess.run(ask, capture_output=True, text=True, check=False)
+        commit = done.stdout.strip() or "unknown"
+    cuda = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name() if cuda else processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "adamo_optim": adamo_optim.__version__,
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def show(console: Console, network: str, rows: dict[str, dict[str, Any]], copy_rate: float) -> None:
+    table = Table(title=f"{network}: times of one step, as multiples of {REFERENCE}")
+    for heading in ("optimizer", "ms", "step ×", "GPU ×", "of copy", "host µs", "host ×", "state MB"):
+        table.add_column(heading, justify="left" if heading == "optimizer" else "right")
+    for name, row in rows.items():
+        busy, used = row.get("device_ratio"), row.get("bandwidth_share")
+        table.add_row(
+            name,
+            f"{1e3 * row['seconds']:.3f}",
+            f"{row['ratio']:.2f}",
+            f"{busy:.2f}" if busy else "",
+            f"{used:.0%}" if used else "",
+            f"{1e6 * row['host_seconds']:.0f}",
+            f"{row['host_ratio']:.2f}",
+            f"{row['state_bytes'] / 1e6:.0f}",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default, choices=["cpu", "cuda"])
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=["resnet18"])
+    parser.add_argument("--train", nargs="*", choices=["resnet18", "gpt-124m"], default=[])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, default=Path("bench-output"))
+    parser.add_argument("--commit", default="", help="what to record where git is not at hand")
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda was asked for, but torch sees no CUDA device")
+    torch.set_num_threads(arguments.threads)
+    device, console = torch.device(arguments.device), Console()
+    clock = Clock(device)
+    copy_rate = clock.copy_rate(2**30 if clock.cuda else 2**28)
+    results: dict[str, Any] = {
+        "about": about(device, arguments.commit),
+        "copy_bytes_per_second": copy_rate,
+        "networks": {},
+        "training": {},
+    }
+    for network in arguments.networks:
+        params = parameters(network, device)
+        count = sum(p.numel() for p in params)
+        chosen = {n: c for n, c in contenders().items() if count < 5e7 or not c.small_only}
+        rows: dict[str, dict[str, Any]] = {}
+        with Progress(console=console) as progress:
+            for name, contender in progress.track(chosen.items(), description=network):
+                rows[name] = compare(contender.make, params, clock, arguments.rounds)
+                time_busy = rows[name].get("device_seconds", rows[name]["seconds"])
+                if contender.bytes:
+                    share = contender.bytes * count / time_busy / copy_rate
+                    rows[name]["bandwidth_share"] = share
+                gc.collect()
+        results["networks"][network] = {"parameters": count, "optimizers": rows}
+        show(console, network, rows, copy_rate)
+        del params
+    for name in arguments.train:
+        results["training"][name] = train_speed(name, device, clock, arguments.rounds)
+        share = results["training"][name]["share_of_adamw_fused"]
+        console.print(f"training {name}: {share:.3f} of the steps per second under {REFERENCE}")
+        gc.collect()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"bench-{arguments.device}.json"
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    console.print(f"written: {path}")
+    try:
+        from plot import draw
+    except ImportError:
+        console.print("no picture: matplotlib is not installed")
+    else:
+        console.print(f"written: {draw(path)}")
+
+
+if __name__ == "__main__":
+    main()

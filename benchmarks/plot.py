@@ -1,0 +1,50 @@
+"""Draw a benchmark's JSON: python benchmarks/plot.py results/bench/bench-cuda.json"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+OURS, THEIRS = "#0072B2", "#999999"  # Okabe and Ito's blue, for AdamO, and grey
+
+
+def draw(path: Path) -> Path:
+    """One panel per network: time of a step in multiples of AdamW fused."""
+    results = json.loads(path.read_text())
+    networks = results["networks"]
+    figure, axes = plt.subplots(
+        1, len(networks), figsize=(1.2 + 3.6 * len(networks), 3.6), squeeze=False
+    )
+    for axis, (network, found) in zip(axes[0], networks.items(), strict=True):
+        rows = found["optimizers"]
+        names = list(rows)[::-1]
+        ratios = [rows[name].get("device_ratio", rows[name]["ratio"]) for name in names]
+        colors = [OURS if name.startswith("AdamO") else THEIRS for name in names]
+        bars = axis.barh(names, ratios, color=colors)
+        axis.bar_label(bars, fmt="%.2f×", padding=2, fontsize=8)
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.set_xlim(0, 1.2 * max(ratios))
+        axis.set_title(f"{network}, {found['parameters'] / 1e6:.0f} M parameters", fontsize=10)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    about = results["about"]
+    figure.supxlabel(
+        f"time of one step / torch.optim.AdamW(fused=True)   —   {about['device']}, "
+        f"torch {about['torch']}, commit {about['commit']}",
+        fontsize=8,
+    )
+    figure.tight_layout()
+    target = path.with_suffix(".png")
+    figure.savefig(target, dpi=150)
+    plt.close(figure)
+    return target
+
+
+if __name__ == "__main__":
+    print(draw(Path(sys.argv[1])))
