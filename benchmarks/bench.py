@@ -169,8 +169,13 @@ def compare(
     return result
 
 
-def train_speed(name: str, device: torch.device, clock: Clock, rounds: int) -> dict[str, float]:
-    """Training steps per second under AdamO, as a share of those under AdamW fused."""
+def train_speed(
+    name: str, device: torch.device, clock: Clock, rounds: int, compiled: bool = False
+) -> dict[str, float]:
+    """Training steps per second under AdamO, as a share of those under AdamW fused.
+
+    ``compiled``: the whole step, forward, backward and optimizer, under ``torch.compile``.
+    """
     model, loss = training(name, device)
     params = list(model.parameters())
     optimizers = [torch.optim.AdamW(params, fused=True), AdamO(params)]
@@ -180,6 +185,8 @@ def train_speed(name: str, device: torch.device, clock: Clock, rounds: int) -> d
         loss().backward()
         optimizer.step()
 
+    if compiled:
+        run = torch.compile(run)
     for optimizer in optimizers * 3:
         run(optimizer)
     shares, speeds = [], []
@@ -218,9 +225,18 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def show(console: Console, network: str, rows: dict[str, dict[str, Any]], copy_rate: float) -> None:
+def show(console: Console, network: str, rows: dict[str, dict[str, Any]]) -> None:
     table = Table(title=f"{network}: times of one step, as multiples of {REFERENCE}")
-    for heading in ("optimizer", "ms", "step ×", "GPU ×", "of copy", "host µs", "host ×", "state MB"):
+    for heading in (
+        "optimizer",
+        "ms",
+        "step ×",
+        "GPU ×",
+        "of copy",
+        "host µs",
+        "host ×",
+        "state MB",
+    ):
         table.add_column(heading, justify="left" if heading == "optimizer" else "right")
     for name, row in rows.items():
         busy, used = row.get("device_ratio"), row.get("bandwidth_share")
@@ -244,7 +260,8 @@ def main() -> None:
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, choices=["cpu", "cuda"])
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=["resnet18"])
-    parser.add_argument("--train", nargs="*", choices=["resnet18", "gpt-124m"], default=[])
+    choices = [n + suffix for n in ("resnet18", "gpt-124m") for suffix in ("", "-compiled")]
+    parser.add_argument("--train", nargs="*", choices=choices, default=[])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("bench-output"))
@@ -262,6 +279,12 @@ def main() -> None:
         "networks": {},
         "training": {},
     }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"bench-{arguments.device}.json"
+
+    def save() -> None:
+        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
     for network in arguments.networks:
         params = parameters(network, device)
         count = sum(p.numel() for p in params)
@@ -276,16 +299,17 @@ def main() -> None:
                     rows[name]["bandwidth_share"] = share
                 gc.collect()
         results["networks"][network] = {"parameters": count, "optimizers": rows}
-        show(console, network, rows, copy_rate)
+        show(console, network, rows)
+        save()
         del params
     for name in arguments.train:
-        results["training"][name] = train_speed(name, device, clock, arguments.rounds)
+        compiled = name.endswith("-compiled")
+        network = name.removesuffix("-compiled")
+        results["training"][name] = train_speed(network, device, clock, arguments.rounds, compiled)
         share = results["training"][name]["share_of_adamw_fused"]
         console.print(f"training {name}: {share:.3f} of the steps per second under {REFERENCE}")
+        save()
         gc.collect()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / f"bench-{arguments.device}.json"
-    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     console.print(f"written: {path}")
     try:
         from plot import draw

@@ -36,9 +36,7 @@ def parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[torch.
     return params
 
 
-def contestants(
-    shapes: list[tuple[int, ...]], dtype: torch.dtype
-) -> dict[str, Callable[[], Any]]:
+def contestants(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     """Names and steps; the first is the measure of the others."""
     adamw, steps = torch.optim.AdamW, {}
     kinds = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
@@ -77,10 +75,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--version", type=int, default=2)
+    parser.add_argument("--version", type=int, default=1, help="0 portable, 1 AVX2")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    getattr(native.kernel(), "use")(arguments.version)
+    module = native.kernel()
+    assert not isinstance(module, str), module
+    module.use(arguments.version)
     shapes = TINY if arguments.tiny else SHAPES
     steps = contestants(shapes, getattr(torch, arguments.dtype))
     first = next(iter(steps))

@@ -24,7 +24,14 @@ def gpt(layers: int, width: int, vocabulary: int = 50257, context: int = 1024) -
     shapes: list[Shape] = [(vocabulary, width), (context, width)]
     for _ in range(layers):
         shapes += [(width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,)]
-        shapes += [(width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+        shapes += [
+            (width,),
+            (width,),
+            (4 * width, width),
+            (4 * width,),
+            (width, 4 * width),
+            (width,),
+        ]
     return [*shapes, (width,), (width,)]
 
 

@@ -46,7 +46,12 @@ def parameters(network: str) -> list[torch.nn.Parameter]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", default=["gpt-124m", "resnet18"])
-    parser.add_argument("--constants", nargs="+", default=["8192,1024,8/2048,1024,4"], help="CHUNK,TILE,WARPS of pass 1 / of passes 2 and 3")
+    parser.add_argument(
+        "--constants",
+        nargs="+",
+        default=["8192,1024,8/2048,1024,4"],
+        help="CHUNK,TILE,WARPS of pass 1 / of passes 2 and 3",
+    )
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     for network in arguments.networks:
@@ -59,8 +64,12 @@ def main() -> None:
         host = host_microseconds(adamw.step)
         print(f"{network}: {count / 1e6:.1f} M, AdamW fused {base:.0f} us, host {host:.0f} us")
         for constants in arguments.constants:
-            for table, numbers in zip((cuda.REDUCE, cuda.UPDATE), constants.split("/")):
-                table.update(zip(("CHUNK", "TILE", "num_warps"), map(int, numbers.split(","))))
+            for table, numbers in zip(
+                (cuda.REDUCE, cuda.UPDATE), constants.split("/"), strict=True
+            ):
+                table.update(
+                    zip(("CHUNK", "TILE", "num_warps"), map(int, numbers.split(",")), strict=True)
+                )
             none = AdamO(params, fused=True, curvature_target=None)
             for _ in range(3):
                 none.step()
@@ -73,9 +82,12 @@ def main() -> None:
             total = sum(times.values())
             rate = 56 * count / total / 1e6
             host_time = host_microseconds(optimizer.step)
-            print(f"  {constants:26s} {total:.0f} us {total / base:.3f}x {rate:.2f} TB/s "
-                  f"host {host_time:.0f} us {host_time / host:.2f}x; "
-                  f"no curvature {without / base:.3f}x", times)
+            print(
+                f"  {constants:26s} {total:.0f} us {total / base:.3f}x {rate:.2f} TB/s "
+                f"host {host_time:.0f} us {host_time / host:.2f}x; "
+                f"no curvature {without / base:.3f}x",
+                times,
+            )
         if arguments.profile:
             with cProfile.Profile() as profile:
                 for _ in range(200):

@@ -120,7 +120,9 @@ class Plan:
         self.device, self.params, states = bucket.device, bucket.params, bucket.states
         self.blocks, self.traits = len(self.params), torch.stack(list(bucket.traits))
         self.strides = [p.stride() for p in self.params]
-        self.dtypes = [p.dtype if g is None else g.dtype for p, g in zip(self.params, grads)]
+        self.dtypes = [
+            p.dtype if g is None else g.dtype for p, g in zip(self.params, grads, strict=True)
+        ]
         self.previous = [state.get("previous_grad") for state in states]
         self.state_pointers = [
             [0 if (x := state.get(key)) is None else x.data_ptr() for state in states]
@@ -149,7 +151,9 @@ class Plan:
         """A tensor without g⁻ joins those with one: its count of samples is 0."""
         kinds, sampled = [], any(self._is_sampled(slot) for slot in range(self.blocks))
         stored = next((x.dtype for x in self.previous if x is not None), None)
-        for slot, (p, g, previous) in enumerate(zip(self.params, self.dtypes, self.previous)):
+        for slot, (p, g, previous) in enumerate(
+            zip(self.params, self.dtypes, self.previous, strict=True)
+        ):
             curvature = 0 if stored is None else 2 if sampled and previous is None else 1
             if previous is not None:
                 curvature = 2 if self._is_sampled(slot) else 1
@@ -205,12 +209,12 @@ class Plan:
 
     def fits(self, grads: list[Tensor | None]) -> bool:
         """False if a gradient came in another dtype than the plan was made for."""
-        return all(g is None or g.dtype is d for g, d in zip(grads, self.dtypes))
+        return all(g is None or g.dtype is d for g, d in zip(grads, self.dtypes, strict=True))
 
     def in_layout(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """The gradients in the layout of their parameters; a copy only where it differs."""
         result = grads
-        for slot, (g, strides) in enumerate(zip(grads, self.strides)):
+        for slot, (g, strides) in enumerate(zip(grads, self.strides, strict=True)):
             if g is not None and g.stride() != strides and g.numel() > 0:
                 result = list(grads) if result is grads else result
                 result[slot] = torch.empty_like(self.params[slot], dtype=g.dtype).copy_(g)

@@ -137,7 +137,9 @@ class Bucket:
         self.memory = Memory(
             *(torch.stack([s[key].detach() for s in self.states]) for key in SCALARS)
         )
-        for state, views in zip(self.states, zip(*map(torch.unbind, self.memory)), strict=True):
+        for state, views in zip(
+            self.states, zip(*map(torch.unbind, self.memory), strict=True), strict=True
+        ):
             state.update(zip(SCALARS, views, strict=True))
         # compared by identity in every step
         self.entries = list(chain.from_iterable(map(dict.values, self.states)))

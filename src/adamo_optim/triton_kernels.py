@@ -100,15 +100,22 @@ def fold(x, TILE: tl.constexpr):
     return tl.sum(tl.reshape(x, (TILE // 4, 4)), axis=1)
 
 
+@triton.jit
+def touches(position, sample_start, samples, TILE: tl.constexpr):
+    """Whether the tile at ``position`` holds entries of the sampled slice."""
+    return (position < sample_start + samples) & (position + TILE > sample_start)
+
+
 # ---- pass 1 --------------------------------------------------------------------------------
 
 
 @triton.jit
 def reduce_tile(
-    w_start, g_start, m_start, previous_start, offsets, end, sample_start, samples, scale,
+    w_start, g_start, m_start, previous_start, position, end, sample_start, samples, scale,
     ww, gw, gg, kappa, mw,
-    READ_M: tl.constexpr, CURVATURE: tl.constexpr, MASKED: tl.constexpr,
+    READ_M: tl.constexpr, CURVATURE: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    offsets = position + tl.arange(0, TILE)
     w = fetch(w_start, offsets, end, MASKED).to(tl.float64)
     g = fetch(g_start, offsets, end, MASKED) * scale
     wide = g.to(tl.float64)
@@ -122,10 +129,11 @@ def reduce_tile(
             change = wide - fetch(previous_start, offsets, end, MASKED).to(tl.float64)
             kappa += change * change
     if CURVATURE == 2:  # g⁻ of a slice
-        inside = (offsets >= sample_start) & (offsets < sample_start + samples)
-        old = tl.load(previous_start + (offsets - sample_start), mask=inside, other=0.0)
-        change = tl.where(inside, wide - old.to(tl.float64), 0.0)
-        kappa += change * change
+        if touches(position, sample_start, samples, TILE):
+            inside = (offsets >= sample_start) & (offsets < sample_start + samples)
+            old = tl.load(previous_start + (offsets - sample_start), mask=inside, other=0.0)
+            change = tl.where(inside, wide - old.to(tl.float64), 0.0)
+            kappa += change * change
     return ww, gw, gg, kappa, mw
 
 
@@ -159,17 +167,15 @@ def reduce(
         mw = tl.zeros([TILE], tl.float64)
         if start + CHUNK <= end:
             for k in range(0, CHUNK, TILE):
-                offsets = start + k + tl.arange(0, TILE)
                 ww, gw, gg, kappa, mw = reduce_tile(
-                    w, g, m, previous, offsets, end, first_sample, count, scale,
-                    ww, gw, gg, kappa, mw, READ_M, CURVATURE, False,
+                    w, g, m, previous, start + k, end, first_sample, count, scale,
+                    ww, gw, gg, kappa, mw, READ_M, CURVATURE, False, TILE,
                 )  # fmt: skip
         else:
             for k in range(0, CHUNK, TILE):
-                offsets = start + k + tl.arange(0, TILE)
                 ww, gw, gg, kappa, mw = reduce_tile(
-                    w, g, m, previous, offsets, end, first_sample, count, scale,
-                    ww, gw, gg, kappa, mw, READ_M, CURVATURE, True,
+                    w, g, m, previous, start + k, end, first_sample, count, scale,
+                    ww, gw, gg, kappa, mw, READ_M, CURVATURE, True, TILE,
                 )  # fmt: skip
         tl.store(partial + program, tl.sum(ww))
         tl.store(partial + chunks + program, tl.sum(gw))
@@ -190,10 +196,11 @@ def quotient(m, v, debias1, debias2, eps):
 
 @triton.jit
 def moments_tile(
-    w_start, g_start, m_start, v_start, previous_start, offsets, end, sample_start, samples,
+    w_start, g_start, m_start, v_start, previous_start, position, end, sample_start, samples,
     scale, use, keep, sign, p, q, beta1, beta1c, beta2, beta2c, debias1, debias2, eps, uw, uu,
     CURVATURE: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    offsets = position + tl.arange(0, TILE)
     w = fetch(w_start, offsets, end, MASKED)
     g = fetch(g_start, offsets, end, MASKED) * scale
     m = fetch(m_start, offsets, end, MASKED)
@@ -203,7 +210,7 @@ def moments_tile(
         if keep:
             store(previous_start, offsets, g, end, MASKED)
     if CURVATURE == 2:
-        if keep:
+        if keep & touches(position, sample_start, samples, TILE):
             inside = (offsets >= sample_start) & (offsets < sample_start + samples)
             kept = narrow(g, previous_start.dtype.element_ty)
             tl.store(previous_start + (offsets - sample_start), kept, mask=inside)
@@ -264,17 +271,15 @@ def moments(
         uu = tl.zeros([TILE // 4], tl.float64)
         if start + CHUNK <= end:
             for k in range(0, CHUNK, TILE):
-                offsets = start + k + tl.arange(0, TILE)
                 uw, uu = moments_tile(
-                    w, g, m, v, previous, offsets, end, first_sample, count, scale, use, keep,
+                    w, g, m, v, previous, start + k, end, first_sample, count, scale, use, keep,
                     sign, p, q, beta1, beta1c, beta2, beta2c, debias1, debias2, eps, uw, uu,
                     CURVATURE, False, TILE,
                 )  # fmt: skip
         else:
             for k in range(0, CHUNK, TILE):
-                offsets = start + k + tl.arange(0, TILE)
                 uw, uu = moments_tile(
-                    w, g, m, v, previous, offsets, end, first_sample, count, scale, use, keep,
+                    w, g, m, v, previous, start + k, end, first_sample, count, scale, use, keep,
                     sign, p, q, beta1, beta1c, beta2, beta2c, debias1, debias2, eps, uw, uu,
                     CURVATURE, True, TILE,
                 )  # fmt: skip
@@ -327,7 +332,9 @@ def apply(
         if start + CHUNK <= end:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
-                mw = apply_tile(w, m, v, offsets, end, debias1, debias2, eps, a1, b, mw, False, TILE)
+                mw = apply_tile(
+                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, mw, False, TILE
+                )
         else:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)

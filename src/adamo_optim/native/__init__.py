@@ -11,6 +11,7 @@ import importlib.util
 import os
 from functools import cache, partial
 from importlib.machinery import ExtensionFileLoader
+from operator import itemgetter
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -162,7 +163,13 @@ def record(rows: Tensor, active: Tensor) -> Record:
     flags = rows.view(torch.bool)[:, 8 * len(NUMBERS) :]
     columns = dict(zip(NUMBERS, rows.unbind(1), strict=False))  # what is left holds the flags
     columns.update(zip(FLAGS, flags.unbind(1), strict=False))  # what is left is padding
-    sums, first, second = (
-        kind(*(columns[name] for name in kind._fields)) for kind in (Sums, First, Second)
+    sums, first, second = (itemgetter(*kind._fields) for kind in (Sums, First, Second))
+    return Record(
+        Sums(*sums(columns)),
+        columns["uw"],
+        columns["uu"],
+        First(*first(columns)),
+        Second(*second(columns)),
+        columns["tau"],
+        active,
     )
-    return Record(sums, columns["uw"], columns["uu"], first, second, columns["tau"], active)

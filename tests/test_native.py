@@ -1,0 +1,559 @@
+"""The native CPU kernel: against the reference, against control.py, and as a piece of C.
+
+``make_native`` in the build section of the report builds it; with a compiler on the machine it must
+be there.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adamo_optim import AdamO, control, native
+from adamo_optim.control import First, Memory, Options, Second, Sums, Traits
+from adamo_optim.state import Work
+from oracle import CASES, CONDITIONED, RELATIVE, Case, compare, distance, expected_end, run
+
+COMPILER = next(filter(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")), None)
+if isinstance(native.kernel(), str) and COMPILER is None:
+    pytest.skip("no kernel, and no compiler to build it", allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore:weight_decay=.*of every weight:UserWarning")
+
+# sizes around a vector of lanes, a tile, a chunk, and beyond what one thread does alone
+SIZES = [
+    (),
+    (0,),
+    (1,),
+    (7,),
+    (8,),
+    (33, 31),
+    (128, 8),
+    (16384,),
+    (131, 127),
+    (97, 1013),
+    (200003,),
+]
+
+
+def kernel() -> ModuleType:
+    module = native.kernel()
+    assert isinstance(module, ModuleType), f"built with {COMPILER}? {module}"
+    return module
+
+
+def native_step(optimizer: AdamO, **amp: Any) -> None:
+    for work in optimizer._prepare():
+        native.step(work, **amp)
+
+
+def loop_step(optimizer: AdamO) -> None:
+    optimizer.step()
+
+
+def parameters(shapes: list[Any], dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+    source = torch.Generator().manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(s, generator=source).to(dtype)) for s in shapes]
+
+
+def optimizer_on(params: list[torch.nn.Parameter], **options: Any) -> AdamO:
+    return AdamO(params, **{"lr": 1e-2, "foreach": False, "low_dim": None, **options})
+
+
+def train(
+    optimizer: AdamO, steps: int, step: Callable[[AdamO], Any] = native_step, seed: int = 0
+) -> AdamO:
+    """Steps on random gradients."""
+    source = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for p in optimizer.param_groups[0]["params"]:
+            kind = torch.float32 if p.is_complex() else p.dtype
+            real = torch.randn(
+                torch.view_as_real(p).shape if p.is_complex() else p.shape, generator=source
+            ).to(kind)
+            p.grad = torch.view_as_complex(real) if p.is_complex() else real
+        step(optimizer)
+    return optimizer
+
+
+def tensors_of(optimizer: AdamO) -> dict[str, Tensor]:
+    """Parameters and state, by name."""
+    params = optimizer.param_groups[0]["params"]
+    found = {f"{i}": p.detach() for i, p in enumerate(params)}
+    for i, p in enumerate(params):
+        found.update({f"{i}.{key}": x for key, x in optimizer.state[p].items()})
+    return found
+
+
+def assert_same_bits(actual: AdamO, expected: AdamO) -> None:
+    left, right = tensors_of(actual), tensors_of(expected)
+    assert left.keys() == right.keys()
+    for key, x in left.items():
+        assert torch.equal(x, right[key]), key
+
+
+def assert_close(actual: AdamO, expected: AdamO, tolerance: float) -> None:
+    left, right = tensors_of(actual), tensors_of(expected)
+    assert left.keys() == right.keys()
+    for key, x in left.items():
+        if x.is_complex():
+            x, right[key] = torch.view_as_real(x), torch.view_as_real(right[key])
+        assert distance(x, right[key]) < tolerance, key
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_it_is_built_where_there_is_a_compiler() -> None:
+    assert kernel()
+
+
+# ---- the same step as everywhere ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_float64_agrees_with_the_reference(case: Case) -> None:
+    steps = 20 if case.float64_only else 200  # those cases double every error in a few steps
+    expected = expected_end(case, torch.float64, steps)
+    actual = run(case, torch.float64, steps, native_step, foreach=False)
+    compare(actual, expected, RELATIVE[torch.float64])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CONDITIONED, ids=lambda case: case.name)
+def test_lower_precision_agrees_to_rounding(case: Case, dtype: torch.dtype) -> None:
+    expected = expected_end(case, dtype, 40)
+    compare(run(case, dtype, 40, native_step, foreach=False), expected, RELATIVE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("previous", ["exact", "bfloat16", "sampled"])
+def test_all_sizes_agree_with_the_loop(dtype: torch.dtype, previous: str) -> None:
+    options = {"previous_gradient": previous}
+    actual = train(optimizer_on(parameters(SIZES, dtype), **options), 4)
+    expected = train(optimizer_on(parameters(SIZES, dtype), **options), 4, loop_step)
+    assert_close(actual, expected, 1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def random_law(count: int) -> tuple[Options, Traits, Memory, Sums, Tensor, Tensor, list[bool]]:
+    """Options, state and sums of every kind, the exceptional ones often."""
+    source = torch.Generator().manual_seed(5)
+
+    def uniform(low: float = 0.0, high: float = 1.0) -> Tensor:
+        return low + (high - low) * torch.rand(count, generator=source, dtype=torch.float64)
+
+    def flag(chance: float = 0.5) -> Tensor:
+        return (uniform() < chance).double()
+
+    def sometimes(value: float, x: Tensor, chance: float = 0.2) -> Tensor:
+        return torch.where(flag(chance) > 0, torch.full_like(x, value), x)
+
+    def size() -> Tensor:
+        return torch.exp(uniform(-12, 12))
+
+    auto = flag()
+    options = Options(
+        *(uniform(0, 0.1), sometimes(0.0, uniform(0.5, 0.99)), uniform(0.5, 0.9999)),
+        *(sometimes(0.0, uniform(0, 1e-4)), uniform(0, 1), uniform(0, 100)),
+        *(sometimes(torch.nan, uniform(0, 0.1), 0.5), sometimes(0.0, uniform(0, 0.99)), auto),
+        *(torch.where(auto > 0, torch.nan, sometimes(torch.nan, size())), uniform(0, 0.99), flag()),
+        *(flag(), uniform(0.1, 1), sometimes(torch.nan, uniform(0, 3), 0.5), uniform(0, 1)),
+        *(flag(0.7), 1 - 2 * flag(0.3)),
+    )
+    traits = Traits(flag(0.2), flag(0.2), uniform(0.01, 1), uniform(0, 1e-3), uniform(0, 1e-9))
+    counts = torch.floor(uniform(0, 4))
+    memory = Memory(
+        *(torch.floor(uniform(0, 50)).float(), uniform(-1, 1), sometimes(-1.0, size()), size()),
+        *(counts, sometimes(-1.0, sometimes(0.0, size()))),
+    )
+    ww, gg, uu = sometimes(0.0, size()), sometimes(0.0, size()), sometimes(torch.inf, size(), 0.1)
+    gg = sometimes(torch.nan, sometimes(torch.inf, gg, 0.1), 0.1)
+    cosine = sometimes(1.0, uniform(-1, 1))
+    sums = Sums(
+        *(ww, cosine * (gg * ww).sqrt(), gg, sometimes(torch.inf, size(), 0.1)),
+        *(uniform(-1, 1) * ww.sqrt(),),
+    )
+    uw = uniform(-1, 1) * (ww * uu).sqrt()
+    return options, traits, memory, sums, uw, uu, (flag(0.9) > 0).tolist()
+
+
+def test_the_laws_are_those_of_control() -> None:
+    count = 5000
+    options, traits, memory, sums, uw, uu, active = random_law(count)
+    first, expected = control.before(options, traits, memory, sums, torch.tensor(active))
+    second, expected = control.after(options, traits, first, expected, sums, uw, uu)
+
+    actual = Memory(*(x.clone() for x in memory))
+    rows = torch.zeros(count, 21, dtype=torch.float64)
+    rows[:, :7] = torch.stack([*sums, uw, uu], dim=1)
+    kernel().laws(options, traits, actual, rows, active)
+    record = native.record(rows, torch.tensor(active))
+
+    pairs = [(record.first, first), (record.second, second), (actual, expected)]
+    for ours, theirs in pairs:
+        for name, x, y in zip(theirs._fields, ours, theirs, strict=True):
+            torch.testing.assert_close(
+                x.double(), y.double(), rtol=1e-10, atol=1e-300, equal_nan=True, msg=name
+            )
+    for name in (*First._fields, *Second._fields):  # every flag was seen up and down
+        values = getattr(first, name, getattr(second, name, None))
+        if values.dtype == torch.bool:
+            assert 0 < int(values.sum()) < count, name
+
+
+# ---- the same bits ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_any_number_of_threads_gives_the_same_bits(
+    dtype: torch.dtype, threads: Callable[[int], None]
+) -> None:
+    ends = []
+    for count in (1, 2, 3, 7, 2):
+        threads(count)
+        ends.append(train(optimizer_on(parameters([*SIZES, (300, 700)], dtype)), 4))
+    for end in ends[1:]:
+        assert_same_bits(end, ends[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_every_instruction_set_gives_the_same_bits(dtype: torch.dtype) -> None:
+    best = train(optimizer_on(parameters(SIZES, dtype)), 4)
+    before = kernel().use(0)
+    try:
+        portable = train(optimizer_on(parameters(SIZES, dtype)), 4)
+    finally:
+        kernel().use(before)
+    assert_same_bits(best, portable)
+
+
+@pytest.mark.parametrize("previous", ["exact", "bfloat16", "sampled"])
+def test_a_resumed_run_continues_to_the_bit(previous: str) -> None:
+    options = {"previous_gradient": previous}
+    whole = train(train(optimizer_on(parameters(SIZES), **options), 3), 3, seed=9)
+    first = train(optimizer_on(parameters(SIZES), **options), 3)
+    params = [torch.nn.Parameter(p.detach().clone()) for p in first.param_groups[0]["params"]]
+    second = optimizer_on(params, **options)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert_same_bits(train(second, 3, seed=9), whole)
+
+
+# ---- memory layouts and types -------------------------------------------------------------------
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "strided": lambda x: x.repeat_interleave(2, dim=3)[..., ::2],
+    "expanded": lambda x: x[:1].expand_as(x),
+    "negated": lambda x: torch._neg_view(-x),
+}
+
+
+@pytest.mark.parametrize("previous", ["exact", "bfloat16", "sampled"])
+@pytest.mark.parametrize("gradient", LAYOUTS)
+@pytest.mark.parametrize("weight", ["contiguous", "channels_last", "transposed"])
+def test_layouts(weight: str, gradient: str, previous: str) -> None:
+    ends = []
+    for step in (native_step, loop_step):
+        source = torch.Generator().manual_seed(4)
+        x = torch.randn(20, 6, 3, 5, generator=source, dtype=torch.float64)
+        p = torch.nn.Parameter(LAYOUTS[weight](x))
+        optimizer = optimizer_on([p], previous_gradient=previous)
+        for _ in range(4):
+            g = torch.randn(p.shape, generator=source, dtype=torch.float64)
+            p.grad = LAYOUTS[gradient](g)
+            before = p.grad.clone()
+            step(optimizer)
+            assert torch.equal(p.grad, before)
+        ends.append(optimizer)
+    assert_close(*ends, tolerance=1e-12)
+
+
+def test_a_state_in_another_layout_is_laid_out_anew() -> None:
+    ends = []
+    for step in (native_step, loop_step):
+        optimizer = train(optimizer_on(parameters([(8, 4, 3, 3)], torch.float64)), 2, step)
+        p = optimizer.param_groups[0]["params"][0]
+        p.data = p.data.contiguous(memory_format=torch.channels_last)
+        ends.append(train(optimizer, 3, step))
+        if step is native_step:
+            assert optimizer.state[p]["exp_avg"].stride() == p.stride()
+    assert_close(*ends, tolerance=1e-12)
+
+
+def test_a_parameter_that_became_strided_is_an_error() -> None:
+    optimizer = train(optimizer_on(parameters([(8, 4)])), 1)
+    p = optimizer.param_groups[0]["params"][0]
+    p.data = torch.randn(8, 8)[:, ::2]
+    with pytest.raises(RuntimeError, match=r"group0\.param0 became strided"):
+        native_step(optimizer)
+
+
+def test_gradients_may_be_wider_than_the_parameter() -> None:
+    ends = []
+    for dtype in (torch.float32, torch.bfloat16):
+        optimizer = optimizer_on(parameters([(33, 31)], torch.bfloat16))
+        train(optimizer, 1, lambda _: None)
+        (work,) = optimizer._prepare()
+        work.blocks.g[0] = work.blocks.sampled[0] = work.blocks.g[0].to(dtype)
+        native.step(work)
+        ends.append(optimizer)
+    assert_same_bits(*ends)
+
+
+def all_numbers(dtype: torch.dtype) -> Tensor:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    return bits[torch.isfinite(bits)].clone()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_number_of_low_precision_is_read_and_rounded_as_torch_does(
+    dtype: torch.dtype,
+) -> None:
+    numbers = all_numbers(dtype)
+    numbers = numbers[numbers.float().abs() < 1e15]  # their squares are finite
+    p = torch.nn.Parameter(numbers.clone())
+    p.grad = numbers.clone()
+    options = {"lr": 0.0, "radial_lr": 1e-3, "weight_decay": 0.3, "curvature_target": 1e40}
+    optimizer = optimizer_on([p], guard=False, **options)
+    native_step(optimizer)
+    assert torch.equal(optimizer.state[p]["previous_grad"], numbers.float())
+    a1 = optimizer._layout[0].last().second.a1.float()
+    assert float(a1) < -1e-4
+    w = numbers.float()
+    assert torch.equal(p.detach(), (w + w * a1).to(dtype))
+
+
+def test_a_bfloat16_previous_gradient_is_rounded_as_torch_does() -> None:
+    source = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(40, 50, generator=source))
+    g = torch.randint(-(2**31), 2**31 - 1, p.shape, generator=source, dtype=torch.int32)
+    p.grad = g.view(torch.float32)
+    p.grad[~torch.isfinite(p.grad)] = torch.nan
+    optimizer = optimizer_on([p], previous_gradient="bfloat16", curvature_target=1.0, guard=False)
+    native_step(optimizer)
+    previous, expected = optimizer.state[p]["previous_grad"], p.grad.bfloat16()
+    torch.testing.assert_close(previous, expected, rtol=0, atol=0, equal_nan=True)
+
+
+# ---- gradients that are absent or not finite ----------------------------------------------------
+
+
+def test_blocks_without_a_gradient_keep_everything() -> None:
+    optimizer = train(optimizer_on(parameters(SIZES)), 2)
+    before = {key: x.clone() for key, x in tensors_of(optimizer).items()}
+    params = optimizer.param_groups[0]["params"]
+    for i, p in enumerate(params):
+        p.grad = None if i % 2 else torch.ones_like(p)
+    native_step(optimizer)
+    for key, x in tensors_of(optimizer).items():
+        if int(key.split(".")[0]) % 2:
+            assert torch.equal(x, before[key]), key
+    assert optimizer.diagnostics().keys() == {f"group0.param{i}" for i in range(0, len(params), 2)}
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_the_guard_leaves_a_block_with_a_bad_gradient_alone(value: float) -> None:
+    optimizer = train(optimizer_on(parameters([(33, 31), (97, 1013)])), 2)
+    before = {key: x.clone() for key, x in tensors_of(optimizer).items()}
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+        p.grad.view(-1)[-1] = value
+    native_step(optimizer)
+    for key, x in tensors_of(optimizer).items():
+        assert torch.equal(x, before[key]), key
+    for row in optimizer.diagnostics(synchronize=True).values():
+        assert row["guard_nonfinite"] == 1
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_without_the_guard_bad_gradients_flow_as_in_the_loop(value: float) -> None:
+    ends = []
+    for step in (native_step, loop_step):
+        optimizer = train(optimizer_on(parameters([(6, 5), (9,)]), guard=False), 2, step)
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p)
+            p.grad.view(-1)[-1] = value
+        step(optimizer)
+        ends.append(tensors_of(optimizer))
+    for key, x in ends[0].items():
+        torch.testing.assert_close(x, ends[1][key], rtol=1e-5, atol=0, equal_nan=True, msg=key)
+
+
+def test_an_infinite_quotient_does_not_reach_the_weight() -> None:
+    p = torch.nn.Parameter(torch.randn(8, 4))
+    optimizer = optimizer_on([p], betas=(0.9, 0.0), eps=0.0, curvature_target=None, weight_decay=0)
+    p.grad = torch.full_like(p, 1e18) * torch.randn(8, 4)
+    native_step(optimizer)
+    p.grad = torch.zeros_like(p)  # v = 0, m is not: u = ∞
+    native_step(optimizer)
+    assert bool(torch.isfinite(p).all())
+    assert optimizer.diagnostics(synchronize=True)["group0.param0"]["guard_update"] == 1
+
+
+# ---- what torch's own optimizers do --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_loss_scale_divides_the_gradients(dtype: torch.dtype) -> None:
+    plain = train(optimizer_on(parameters(SIZES, dtype)), 3)
+
+    def scaled_step(optimizer: AdamO) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad *= 1024
+        before = [p.grad.clone() for p in optimizer.param_groups[0]["params"]]
+        scale = torch.tensor(1024.0)
+        native_step(optimizer, grad_scale=scale, found_inf=torch.tensor(0.0))
+        for p, g in zip(optimizer.param_groups[0]["params"], before, strict=True):
+            assert torch.equal(p.grad, g)
+
+    assert_same_bits(train(optimizer_on(parameters(SIZES, dtype)), 3, scaled_step), plain)
+
+
+def test_found_inf_skips_the_step() -> None:
+    optimizer = train(optimizer_on(parameters(SIZES)), 2)
+    before = {key: x.clone() for key, x in tensors_of(optimizer).items()}
+    native_step(optimizer, grad_scale=torch.tensor(2.0), found_inf=torch.tensor(1.0))
+    for key, x in tensors_of(optimizer).items():
+        assert torch.equal(x, before[key]), key
+
+
+def test_autograd_notices_the_changed_weight() -> None:
+    optimizer = train(optimizer_on(parameters([(4, 4)])), 1)
+    p = optimizer.param_groups[0]["params"][0]
+    loss = (p * p).sum()
+    native_step(optimizer)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_diagnostics_are_those_of_the_loop() -> None:
+    shapes = [(33, 31), (9,), (4, 3, 3), ()]
+    ends = []
+    for step in (native_step, loop_step):
+        options = {"delta": 0.5, "weight_decay": 0.5, "low_dim": "auto", "radial_lr_ratio": 1e4}
+        optimizer = train(optimizer_on(parameters(shapes, torch.float64), **options), 5, step)
+        ends.append(optimizer.diagnostics(synchronize=True))
+    assert ends[0].keys() == ends[1].keys()
+    for name, row in ends[0].items():
+        assert row == pytest.approx(ends[1][name], rel=1e-9, nan_ok=True)
+
+
+# ---- threads, processes, errors -----------------------------------------------------------------
+
+
+def test_two_python_threads_may_step_at_once(threads: Callable[[int], None]) -> None:
+    threads(2)
+    expected = train(optimizer_on(parameters(SIZES)), 10)
+    optimizers = [optimizer_on(parameters(SIZES)) for _ in range(3)]
+    workers = [threading.Thread(target=train, args=(o, 10)) for o in optimizers]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for optimizer in optimizers:
+        assert_same_bits(optimizer, expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_helpers_of_its_own(threads: Callable[[int], None]) -> None:
+    threads(2)
+    optimizer = train(optimizer_on(parameters(SIZES)), 1)
+    expected = train(copy.deepcopy(optimizer), 1, seed=3)
+    child = os.fork()
+    if child == 0:  # no assertion may leave this branch
+        try:
+            train(optimizer, 1, seed=3)
+            assert_same_bits(optimizer, expected)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert_same_bits(train(optimizer, 1, seed=3), expected)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
+def test_helpers_come_and_go(threads: Callable[[int], None]) -> None:
+    optimizer = optimizer_on(parameters([(1000, 1000)]))
+    counts = {}
+    for count in (2, 5, 2):
+        threads(count)
+        train(optimizer, 3)
+        counts[count] = len(os.listdir("/proc/self/task"))
+    assert counts[2] <= counts[5] - 3
+
+
+def test_what_it_does_not_support(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(Tensor):
+        pass
+
+    assert native.unsupported(torch.zeros(3)) == ""
+    assert native.unsupported(torch.zeros(3, 4).t()) == ""
+    assert "meta" in native.unsupported(torch.zeros(3, device="meta"))
+    assert "int64" in native.unsupported(torch.zeros(3, dtype=torch.int64))
+    assert "strided" in native.unsupported(torch.zeros(3, 4)[:, ::2])
+    assert "Odd" in native.unsupported(torch.zeros(3).as_subclass(Odd))
+    monkeypatch.setenv("ADAMO_NATIVE_LIBRARY", "/nowhere/_kernel.so")
+    native.kernel.cache_clear()
+    try:
+        assert "not available" in native.unsupported(torch.zeros(3))
+    finally:
+        monkeypatch.undo()
+        native.kernel.cache_clear()
+    assert kernel()
+
+
+def break_slots(work: Work) -> None:
+    work.blocks.slots[0] = 99
+
+
+def break_length(work: Work) -> None:
+    work.blocks.g.pop()
+
+
+def break_kind(work: Work) -> None:
+    work.blocks.w[0] = "no tensor"  # type: ignore[call-overload]
+
+
+def break_state(work: Work) -> None:
+    work.blocks.m[0] = work.blocks.m[0].double()
+
+
+def break_memory(work: Work) -> None:
+    work.bucket.memory = work.bucket.memory._replace(tau=torch.zeros(1, dtype=torch.float64))
+
+
+def break_rows(work: Work) -> None:
+    work.bucket.plan = torch.zeros(1, 3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "breakage",
+    [break_slots, break_length, break_kind, break_state, break_memory, break_rows],
+    ids=lambda breakage: breakage.__name__,
+)
+def test_wrong_arguments_raise_instead_of_crashing(breakage: Callable[[Work], None]) -> None:
+    optimizer = optimizer_on(parameters([(8, 4), (3,)]))
+    train(optimizer, 1, lambda _: None)
+    before = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
+    (work,) = optimizer._prepare()
+    breakage(work)
+    with pytest.raises((IndexError, TypeError, ValueError)):
+        native.step(work)
+    for p, x in zip(optimizer.param_groups[0]["params"], before, strict=True):
+        assert torch.equal(p, x)
