@@ -58,6 +58,7 @@ CASES = [
     Case("maximize_angular", {"maximize": True, "tangential": "angular", "delta": 0.3}),
     Case("zero_eps", {"eps": 0.0}),
     Case("large_eps", {"eps": 1e-2}),
+    Case("stochastic_rounding", {"rounding": "stochastic"}),  # the same bits in every backend
     # β₂ = 0 divides m by single entries of g^θ: meaningful to rounding in float64 alone
     Case("update_bound", {"betas": (0.9, 0.0)}, float64_only=True),
     Case("update_bound_angular", {"betas": (0.9, 0.0), "tangential": "angular"}, "auto", True),
@@ -104,6 +105,11 @@ def gradients(case: Case, dtype: torch.dtype, steps: int) -> list[list[Tensor | 
 def optimizer_for(case: Case, dtype: torch.dtype, device: str = "cpu", **backend: Any) -> AdamO:
     parameters = [torch.nn.Parameter(x.to(device)) for x in tensors(dtype)]
     return AdamO([{"params": parameters, "rule": case.rule}], **case.options, **backend)
+
+
+def applies(case: Case, dtype: torch.dtype) -> bool:
+    """Stochastic rounding is for bfloat16; float16 is refused."""
+    return case.name != "stochastic_rounding" or dtype != torch.float16
 
 
 def expected_end(case: Case, dtype: torch.dtype, steps: int) -> list[tuple[Tensor, dict[str, Any]]]:

@@ -16,6 +16,8 @@ def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
     As in torch: ``fused=None, foreach=None`` may fall back, an explicit request that cannot be
     honoured raises ``RuntimeError``.
     """
+    if group["rounding"] == "stochastic" and p.dtype == torch.float16:
+        raise ValueError(f"rounding='stochastic' is for bfloat16 parameters, {name} is float16")
     if group["differentiable"]:
         return "differentiable", ""
     fused, foreach, note = group["fused"], group["foreach"], ""

@@ -26,11 +26,14 @@ class Blocks:
         self.v: list[Tensor] = []
         self.previous: list[Any] = []  # Tensor or None
         self.sampled: list[Any] = []
+        self.seeds: list[int | None] = []  # for stochastic rounding; None: to nearest
 
     def __len__(self) -> int:
         return len(self.slots)
 
-    def add(self, slot: int, p: Tensor, g: Tensor, state: dict[str, Any], seed: int) -> None:
+    def add(
+        self, slot: int, p: Tensor, g: Tensor, state: dict[str, Any], seed: int, stochastic: bool
+    ) -> None:
         previous, sampled = state.get("previous_grad"), None
         if previous is not None:
             sampled = geometry.as_real(g)
@@ -43,6 +46,7 @@ class Blocks:
         self.v.append(geometry.as_real(state["exp_avg_sq"]))
         self.previous.append(previous)
         self.sampled.append(sampled)
+        self.seeds.append(seed if stochastic else None)
 
     def pick(self, vector: Tensor) -> list[Tensor]:
         """The entries of a law's vector that belong to these blocks, as 0-D tensors."""
@@ -54,6 +58,13 @@ class Blocks:
             column[i] = value.to(column[i].dtype)
         else:
             column[i].copy_(value)
+
+    def write_weight(self, i: int, value: Tensor, steps: list[Tensor]) -> None:
+        """The new weight in its own precision."""
+        seed = self.seeds[i]
+        if seed is not None:
+            value = geometry.round_stochastically(value, steps[i], seed)
+        self.write(self.w, i, value)
 
     def put_back(self, i: int, p: Tensor, state: dict[str, Any]) -> None:
         """After a differentiable step: the new tensors become the parameter and its state."""

@@ -78,6 +78,7 @@ class Kind(NamedTuple):
     G: Any
     PREVIOUS: Any
     CURVATURE: int  # 0: no g⁻; 1: of the whole tensor; 2: of a slice
+    STOCHASTIC: bool  # rounding of a bfloat16 weight
 
 
 class Launch(NamedTuple):
@@ -128,12 +129,13 @@ class Plan:
             [0 if (x := state.get(key)) is None else x.data_ptr() for state in states]
             for key in ("exp_avg", "exp_avg_sq", "previous_grad")
         ]
-        kinds = self._kinds()
+        kinds = self._kinds(bucket.stochastic)
         self.coarse = Cut(self.params, kinds, REDUCE["CHUNK"])
         self.fine = Cut(self.params, kinds, UPDATE["CHUNK"])
         self._place_samples(bucket.seeds)
         upload = functools.partial(torch.tensor, device=self.device)
         self.numel = upload([p.numel() for p in self.params], dtype=torch.int64)
+        self.number = upload(bucket.seeds, dtype=torch.int64)
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=self.device)
         self.partial_reduce = zeros(5, self.coarse.count)
         self.partial_moments = zeros(2, self.fine.count)
@@ -147,7 +149,7 @@ class Plan:
         self.versions: list[int] = []  # of the parameters, as the last step left them
         self.runners: dict[Any, Callable[..., None]] = {}
 
-    def _kinds(self) -> list[Kind]:
+    def _kinds(self, stochastic: list[bool]) -> list[Kind]:
         """A tensor without g⁻ joins those with one: its count of samples is 0."""
         kinds, sampled = [], any(self._is_sampled(slot) for slot in range(self.blocks))
         stored = next((x.dtype for x in self.previous if x is not None), None)
@@ -158,7 +160,7 @@ class Plan:
             if previous is not None:
                 curvature = 2 if self._is_sampled(slot) else 1
             kept = stored or torch.float32 if previous is None else previous.dtype
-            kinds.append(Kind(TYPES[p.dtype], TYPES[g], TYPES[kept], curvature))
+            kinds.append(Kind(TYPES[p.dtype], TYPES[g], TYPES[kept], curvature, stochastic[slot]))
         return kinds
 
     def _is_sampled(self, slot: int) -> bool:
@@ -316,7 +318,8 @@ def launch_all(
         plan.launch(
             key("apply", i), kernels.apply, count,
             w, m, v, plan.numel, fine.block, fine.start, base, plan.partial_apply, fine.count,
-            plan.coefficients, blocks, W=kind.W, ALIGNED=aligned, **UPDATE,
+            plan.coefficients, blocks, memory.step, plan.number,
+            W=kind.W, STOCHASTIC=kind.STOCHASTIC, ALIGNED=aligned, **UPDATE,
         )  # fmt: skip
 
 

@@ -48,12 +48,13 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
     return updates, torch.stack(rows)
 
 
-def apply(blocks: Blocks, updates: list[Tensor], second: Second) -> None:
+def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:
     """Pass 3: w ← w + (a−1)·w − b·u."""
     w = [x.to(u.dtype) for x, u in zip(blocks.w, updates, strict=True)]
     change = torch._foreach_mul(w, blocks.pick(second.a1))
     torch._foreach_addcmul_(change, updates, blocks.pick(second.b), -1)
-    low_precision = [i for i, x in enumerate(w) if x is not blocks.w[i]]
     torch._foreach_add_(w, change)
-    for i in low_precision:
-        blocks.w[i].copy_(w[i])
+    steps = blocks.pick(step)
+    for i, x in enumerate(w):
+        if x is not blocks.w[i]:  # a copy in float32 of a low-precision weight
+            blocks.write_weight(i, x, steps)

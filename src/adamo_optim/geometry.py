@@ -87,6 +87,23 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
     return total(x * y)
 
 
+def round_stochastically(value: Tensor, step: Tensor, number: int) -> Tensor:
+    """float32 → bfloat16, up or down with the probabilities that make the mean exact.
+
+    The random bits are a hash (Wellons' lowbias32) of step, parameter and place in memory, so that
+    a resumed run repeats them, no generator is touched and every backend draws the same ones.
+    """
+    value, mask = value.float(), 0xFFFFFFFF
+    index = torch.arange(value.numel(), device=value.device).as_strided(value.shape, value.stride())
+    key = step.long() * 0x9E3779B9 + number * 0x85EBCA6B
+    x = (index * 0x9E3779B1 + key) & mask
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & mask
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & mask
+    noise = (x ^ (x >> 16)) & 0xFFFF
+    bits = (value.view(torch.int32) + noise.int()) & -0x10000
+    return torch.where(value.isfinite(), bits.view(torch.float32), value).bfloat16()
+
+
 def check_parameter(p: Tensor, name: str) -> None:
     """Refuse what cannot keep a norm of its own, with the reason and the alternative."""
     if getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False):

@@ -64,10 +64,9 @@ def inner_products(u: Tensor, w: Tensor, scalar: torch.dtype) -> Tensor:
     return torch.stack([geometry.dot(u, w), geometry.dot(u, u)])
 
 
-def apply(blocks: Blocks, updates: list[Tensor], second: Second) -> None:
+def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:
     """Pass 3: w ← w + (a−1)·w − b·u."""
-    coefficients = zip(blocks.pick(second.a1), blocks.pick(second.b), strict=True)
-    for i, (a1, b) in enumerate(coefficients):
-        u = updates[i]
+    a1s, bs, steps = map(blocks.pick, (second.a1, second.b, step))
+    for i, (u, a1, b) in enumerate(zip(updates, a1s, bs, strict=True)):
         w = blocks.w[i].to(u.dtype)
-        blocks.write(blocks.w, i, w + (w * a1 - u * b))
+        blocks.write_weight(i, w + (w * a1 - u * b), steps)

@@ -28,6 +28,7 @@ STRUCTURE = (
     "previous_gradient",
     "decay_lr",
     "tangential",
+    "rounding",
     "foreach",
     "fused",
     "capturable",
@@ -82,6 +83,10 @@ class AdamO(Optimizer):
             finite. ``False`` is Algorithm 1 to the
             letter; non-finite gradients then reach the weights, as in ``torch.optim.AdamW``.
         maximize, foreach, fused, capturable, differentiable: as in ``torch.optim.AdamW``.
+        rounding: how a new bfloat16 weight is rounded: to ``"nearest"``, which loses steps smaller
+            than about 0.2 % of an entry (a small decay above all), or ``"stochastic"``, which is
+            exact in the mean. Other dtypes are rounded to nearest; float16 with ``"stochastic"``
+            is refused.
 
     Example:
         >>> model = torch.nn.Linear(8, 2)
@@ -120,6 +125,7 @@ class AdamO(Optimizer):
         fused: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
+        rounding: str = "nearest",
     ) -> None:
         arguments = locals()
         defaults = {name: arguments.get(name, value) for name, value in DEFAULTS.items()}

@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "delta": None,
     "wd_ratio": 1.0,
     "guard": True,
+    "rounding": "nearest",
     "maximize": False,
     "foreach": None,
     "fused": None,
@@ -57,6 +58,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "previous_gradient": ("exact", "bfloat16", "sampled"),
     "decay_lr": ("radial", "tangential"),
     "tangential": ("additive", "angular"),
+    "rounding": ("nearest", "stochastic"),
     "rule": ("auto", "general", "scale_invariant", "low_dim"),
 }
 

@@ -145,7 +145,7 @@ def reference_step(
         state.update(m_tangential=m, v_tangential=v)
         u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
         u = _bounded(u) if guard else u
-        return _like(p, w - options["low_dim_scale"] * lr * u)
+        return _like(p, w - options["low_dim_scale"] * lr * u, options, t, seed)
 
     # curvature-adaptive radial step size
     scale = _curvature_scale(g, g_sampled, gg, state, options)
@@ -191,10 +191,10 @@ def reference_step(
     u = _bounded(u) if guard else u
     u_tangential = tangential(u, w)
     if options["tangential"] == "additive":
-        return _like(p, factor * w - lr * u_tangential)
+        return _like(p, factor * w - lr * u_tangential, options, t, seed)
     k = lr * math.sqrt(ww) / state["initial_norm"]
     stretch = math.sqrt(1 + k * k * float(inner(u_tangential, u_tangential)) / ww)
-    return _like(p, factor * (w - k * u_tangential) / stretch)
+    return _like(p, factor * (w - k * u_tangential) / stretch, options, t, seed)
 
 
 def _curvature_scale(
@@ -238,7 +238,8 @@ def _bounded(u: Tensor) -> Tensor:
     return u * (100 / rms) if rms > 100 else u
 
 
-def _like(p: Tensor, w: Tensor) -> Tensor:
+def _like(p: Tensor, w: Tensor, options: dict[str, Any], t: int, seed: int) -> Tensor:
     """Back to the parameter's own dtype."""
-    w = w.to(torch.float32 if p.dtype in (torch.bfloat16, torch.float16) else w.dtype)
+    if p.dtype == torch.bfloat16 and options["rounding"] == "stochastic":
+        return geometry.round_stochastically(w, torch.tensor(t), seed)
     return torch.view_as_complex(w) if p.is_complex() else w.to(p.dtype)

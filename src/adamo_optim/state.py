@@ -102,6 +102,7 @@ class Bucket:
         self.names: list[str] = []
         self.rules: list[str] = []
         self.seeds: list[int] = []
+        self.stochastic: list[bool] = []  # which weights are rounded at random
         self.states: list[dict[str, Any]] = []
         self.present: list[bool] = []
         self.last: Record | Callable[[], Record] | None = None
@@ -117,6 +118,8 @@ class Bucket:
         self.names.append(name)
         self.rules.append(rule)
         self.seeds.append(seed)
+        rounding = self.groups[-1]["rounding"]
+        self.stochastic.append(rounding == "stochastic" and p.dtype == torch.bfloat16)
         self.states.append(state)
 
     def finish(self) -> None:
@@ -201,8 +204,12 @@ class Bucket:
                 if g.layout is not torch.strided:
                     geometry.refuse_sparse(self.names[slot])
                 if wants_blocks:
-                    blocks.add(slot, self.params[slot], g, self.states[slot], self.seeds[slot])
+                    self.add_block(blocks, slot, g)
         return Work(self, blocks, self.table(self.groups, self.differentiable))
+
+    def add_block(self, blocks: Blocks, slot: int, g: Tensor) -> None:
+        state, seed, stochastic = self.states[slot], self.seeds[slot], self.stochastic[slot]
+        blocks.add(slot, self.params[slot], g, state, seed, stochastic)
 
     def spread(self, values: Tensor) -> tuple[Tensor, ...]:
         """Rows of scalars of the active blocks → one vector per scalar over all, 0 elsewhere."""
@@ -232,7 +239,7 @@ class Work(NamedTuple):
         updates, products = passes.moments(blocks, first)
         uw, uu = bucket.spread(products)
         second, memory = control.after(options, bucket.traits, first, memory, sums, uw, uu)
-        passes.apply(blocks, updates, second)
+        passes.apply(blocks, updates, second, memory.step)
         bucket.write(memory)
         if bucket.differentiable:
             for i, slot in enumerate(blocks.slots):

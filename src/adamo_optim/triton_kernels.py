@@ -75,6 +75,18 @@ def narrow(value, dtype: tl.constexpr):
 
 
 @triton.jit
+def narrow_at_random(value, offsets, key):
+    """float32 → bfloat16 as ``geometry.round_stochastically``."""
+    x = offsets.to(tl.uint32) * 0x9E3779B1 + key
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    bits = value.to(tl.uint32, bitcast=True)
+    noisy = (bits + ((x ^ (x >> 16)) & 0xFFFF)) >> 16
+    kept = tl.where((bits & 0x7F800000) != 0x7F800000, noisy, bits >> 16)  # inf and NaN as they are
+    return kept.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
 def fetch(pointer, offsets, end, MASKED: tl.constexpr):
     """Entries in float32; a full tile goes without a mask, which would split wide loads."""
     if MASKED:
@@ -292,14 +304,18 @@ def moments(
 
 @triton.jit
 def apply_tile(
-    w_start, m_start, v_start, offsets, end, debias1, debias2, eps, a1, b, mw,
-    MASKED: tl.constexpr, TILE: tl.constexpr,
+    w_start, m_start, v_start, offsets, end, debias1, debias2, eps, a1, b, key, mw,
+    STOCHASTIC: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     w = fetch(w_start, offsets, end, MASKED)
     m = fetch(m_start, offsets, end, MASKED)
     u = quotient(m, fetch(v_start, offsets, end, MASKED), debias1, debias2, eps)
     # w ← w + (a−1)·w − b·u
-    w = narrow(w + (w * a1 - u * b), w_start.dtype.element_ty).to(tl.float32)
+    w = w + (w * a1 - u * b)
+    if STOCHASTIC:
+        w = narrow_at_random(w, offsets, key).to(tl.float32)
+    else:
+        w = narrow(w, w_start.dtype.element_ty).to(tl.float32)
     store(w_start, offsets, w, end, MASKED)
     wide = w.to(tl.float64) * m.to(tl.float64)
     if MASKED:
@@ -310,8 +326,9 @@ def apply_tile(
 @triton.jit
 def apply(
     w_table, m_table, v_table, numel, chunk_block, chunk_start, base, partial, chunks,
-    coefficients, blocks,
-    W: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    coefficients, blocks, step, number,
+    W: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Pass 3: w; partial sums of ⟨m,w⁺⟩, so that the next pass 1 need not read m."""
     program = base + tl.program_id(0)
@@ -328,17 +345,25 @@ def apply(
         eps = tl.load(c + EPS * blocks).to(tl.float32)
         a1 = tl.load(c + A1 * blocks).to(tl.float32)
         b = tl.load(c + B * blocks).to(tl.float32)
+        key = tl.zeros([], tl.uint32)
+        if STOCHASTIC:
+            key += tl.load(step + i).to(tl.uint32) * 0x9E3779B9
+            key += tl.load(number + i).to(tl.uint32) * 0x85EBCA6B
         mw = tl.zeros([TILE // 4], tl.float64)
         if start + CHUNK <= end:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
                 mw = apply_tile(
-                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, mw, False, TILE
-                )
+                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, key, mw,
+                    STOCHASTIC, False, TILE,
+                )  # fmt: skip
         else:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
-                mw = apply_tile(w, m, v, offsets, end, debias1, debias2, eps, a1, b, mw, True, TILE)
+                mw = apply_tile(
+                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, key, mw,
+                    STOCHASTIC, True, TILE,
+                )  # fmt: skip
         tl.store(partial + program, tl.sum(mw))
 
 
