@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 OURS, THEIRS = "#0072B2", "#999999"  # Okabe and Ito's blue, for AdamO, and grey
+LONGEST = 5.0  # longer bars are cut off; their numbers stand beside them
 
 
 def draw(path: Path) -> Path:
@@ -26,11 +27,13 @@ def draw(path: Path) -> Path:
         names = list(rows)[::-1]
         ratios = [rows[name].get("device_ratio", rows[name]["ratio"]) for name in names]
         colors = [OURS if name.startswith("AdamO") else THEIRS for name in names]
-        bars = axis.barh(names, ratios, color=colors)
-        axis.bar_label(bars, fmt="%.2f×", padding=2, fontsize=8)
+        bars = axis.barh(names, [min(r, LONGEST) for r in ratios], color=colors)
+        labels = [f"{r:.2f}×" if r < LONGEST else f"▸ {r:.0f}×" for r in ratios]
+        axis.bar_label(bars, labels, padding=2, fontsize=8)
         axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_xlim(0, 1.2 * max(ratios))
-        axis.set_title(f"{network}, {found['parameters'] / 1e6:.0f} M parameters", fontsize=10)
+        axis.set_xlim(0, 1.25 * min(max(ratios), LONGEST))
+        count = found["parameters"] / 1e6
+        axis.set_title(f"{network}, {count:.{0 if count > 10 else 1}f} M parameters", fontsize=10)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     about = results["about"]

@@ -27,7 +27,7 @@ class Case:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     rule: str = "auto"
-    float64_only: bool = False
+    ill_conditioned: bool = False
 
 
 CASES = [
@@ -59,11 +59,12 @@ CASES = [
     Case("zero_eps", {"eps": 0.0}),
     Case("large_eps", {"eps": 1e-2}),
     Case("stochastic_rounding", {"rounding": "stochastic"}),  # the same bits in every backend
-    # β₂ = 0 divides m by single entries of g^θ: meaningful to rounding in float64 alone
-    Case("update_bound", {"betas": (0.9, 0.0)}, float64_only=True),
+    # β₂ = 0 divides m by single entries of g^θ, however small: rounding grows from step to step,
+    # so these two are compared in float64 and over a few steps (5 and 6 have g = 0: the bound)
+    Case("update_bound", {"betas": (0.9, 0.0)}, ill_conditioned=True),
     Case("update_bound_angular", {"betas": (0.9, 0.0), "tangential": "angular"}, "auto", True),
 ]
-CONDITIONED = [case for case in CASES if not case.float64_only]
+CONDITIONED = [case for case in CASES if not case.ill_conditioned]
 
 
 def tensors(dtype: torch.dtype) -> list[Tensor]:

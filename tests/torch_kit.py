@@ -62,6 +62,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "low dim scale": {"low_dim_scale": 0.3},
     "online test": {"delta": 0.5, "wd_ratio": 0.5},
     "no guard": {"guard": False, "radial_lr": 5e-3, "curvature_target": 1.0},
+    "stochastic rounding": {"rounding": "stochastic"},
     "capturable": {"capturable": True},
     "capturable tensor lr": {"capturable": True, "lr": torch.tensor(0.001), "maximize": True},
 }
@@ -122,6 +123,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
             ("previous_gradient", "'exact', 'bfloat16', 'sampled'"),
             ("decay_lr", "'radial', 'tangential'"),
             ("tangential", "'additive', 'angular'"),
+            ("rounding", "'nearest', 'stochastic'"),
         ]
     ),
     ({"betas": (1.0, 0.9)}, "betas[0] must be >= 0 and < 1", "1.0"),
@@ -141,7 +143,7 @@ BAD_BACKENDS: list[tuple[dict[str, Any], str]] = [
     ({"fused": True, "differentiable": True}, "`fused` does not support `differentiable`"),
     ({"foreach": True, "differentiable": True}, "`foreach` does not support `differentiable`"),
 ]
-FUSED_ON = ("cuda",)  # device types that have a fused kernel
+FUSED_ON = ("cuda", "cpu")  # device types that have a fused kernel
 NO_FUSED = "fused=True cannot be honoured for group0.param0: no fused kernel for {}"
 
 

@@ -37,10 +37,17 @@ def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
 def why_not_fused(p: Tensor, group: dict[str, Any]) -> str:
     """The reason why no fused kernel can update ``p``; empty if one can."""
     if p.device.type == "cuda":
-        return importlib.import_module(".cuda", __package__).unsupported(p, group)
+        return _module("cuda").unsupported(p, group)
+    if p.device.type == "cpu":
+        return _module("native").unsupported(p)
     return f"no fused kernel for {p.device.type}"
 
 
 def fused_step(device: torch.device) -> Any:
-    """The fused backend's step; its module is imported at the first use."""
-    return importlib.import_module(".cuda", __package__).step
+    """The step of the device's fused backend."""
+    return _module("cuda" if device.type == "cuda" else "native").step
+
+
+def _module(name: str) -> Any:
+    """A fused backend, imported at its first use."""
+    return importlib.import_module(f".{name}", __package__)

@@ -119,6 +119,7 @@ def call(work: Work, grad_scale: Tensor | None) -> list[int]:
         blocks.previous,
         blocks.sampled,
         blocks.slots,
+        blocks.seeds,
         options,
         bucket.traits,
         bucket.memory,

@@ -1,5 +1,5 @@
-/* bfloat16 and float16 as float and back, rounding to nearest even; without branches, so that the
-   compiler can vectorise loops over them. */
+/* bfloat16 and float16 as float and back, rounded to nearest even or at random; without branches,
+   so that compilers can vectorise loops over them. */
 
 #ifndef ADAMO_FLOATS_H
 #define ADAMO_FLOATS_H
@@ -31,6 +31,19 @@ static inline uint16_t to_bfloat16(float x)
 {
     const uint32_t bits = as_bits(x), odd = bits >> 16 & 1;
     return (uint16_t)(x != x ? 0x7FC0 : (bits + 0x7FFF + odd) >> 16);
+}
+
+/* Up or down with the probabilities that make the mean exact: geometry.round_stochastically. The
+   random bits are a hash (Wellons' lowbias32) of the place in memory and a key. */
+static inline uint16_t to_bfloat16_at_random(float x, uint32_t place, uint32_t key)
+{
+    uint32_t hash = place * 0x9E3779B1 + key;
+    hash = (hash ^ hash >> 16) * 0x7FEB352D;
+    hash = (hash ^ hash >> 15) * 0x846CA68B;
+    hash ^= hash >> 16;
+    const uint32_t bits = as_bits(x);
+    const bool is_finite = (bits & 0x7F800000) != 0x7F800000;
+    return (uint16_t)(is_finite ? (bits + (hash & 0xFFFF)) >> 16 : to_bfloat16(x));
 }
 
 /* The exponent is moved by a multiplication, which also normalises float16's denormals. */

@@ -48,6 +48,8 @@ typedef struct {
     int64_t numel, slice_numel;     /* slice_numel = 0: no g⁻ */
     bool whole_previous;            /* the slice is g itself */
     double inverse_scale;           /* what gradients are multiplied by */
+    bool stochastic;                /* bfloat16 weights are rounded at random, */
+    uint32_t number;                /* with this and the step count as the key */
 
     int64_t slot;                   /* its place in the vectors of the law */
     Options options;
@@ -395,15 +397,15 @@ static void apply_laws(const Table *table, int64_t slot, bool active)
 
 /* ---- blocks from Python ------------------------------------------------------------------------- */
 
-enum { W, G, M, V, PREVIOUS, SLICE, LISTS };
+enum { W, G, M, V, PREVIOUS, SLICE, TENSORS };
 
 /* The tensors of block i. `odd` is set when their layouts do not fit; an error returns false. */
-static bool read_block(Block *block, PyObject *lists[LISTS], Py_ssize_t i, bool *odd)
+static bool read_block(Block *block, PyObject *lists[TENSORS], Py_ssize_t i, bool *odd)
 {
-    DLTensor x[LISTS];
-    Type type[LISTS];
+    DLTensor x[TENSORS];
+    Type type[TENSORS];
     PyObject *previous = PyList_GetItem(lists[PREVIOUS], i);
-    const int count = previous == Py_None ? PREVIOUS : LISTS;
+    const int count = previous == Py_None ? PREVIOUS : TENSORS;
     for (int k = 0; k < count; k++) {
         PyObject *tensor = PyList_GetItem(lists[k], i);
         if (!tensor || !view(tensor, &x[k], &type[k]))
@@ -422,7 +424,7 @@ static bool read_block(Block *block, PyObject *lists[LISTS], Py_ssize_t i, bool 
     block->passes = versions[version][real == FLOAT64];
     *odd = !is_dense(&x[W]) || !same_layout(&x[G], &x[W]) || !same_layout(&x[M], &x[W])
         || !same_layout(&x[V], &x[W]);
-    if (count < LISTS)
+    if (count < TENSORS)
         return true;
     block->previous = (Array){x[PREVIOUS].data, type[PREVIOUS]};
     block->slice = (Array){x[SLICE].data, type[SLICE]};
@@ -433,18 +435,31 @@ static bool read_block(Block *block, PyObject *lists[LISTS], Py_ssize_t i, bool 
     return true;
 }
 
+/* The slot of block i, and its seed (None: weights are rounded to nearest). */
+static bool read_numbers(
+    Block *block, PyObject *slots, PyObject *seeds, Py_ssize_t i, int64_t count)
+{
+    PyObject *slot = PyList_GetItem(slots, i), *seed = PyList_GetItem(seeds, i);
+    if (!slot || !seed)
+        return false;
+    block->slot = PyLong_AsLong(slot);
+    block->stochastic = seed != Py_None && block->w.type == BFLOAT16;
+    block->number = block->stochastic ? (uint32_t)PyLong_AsUnsignedLongMask(seed) : 0;
+    if (!PyErr_Occurred() && (block->slot < 0 || block->slot >= count))
+        PyErr_SetString(PyExc_IndexError, "a slot is out of range");
+    return !PyErr_Occurred();
+}
+
 /* All blocks. Returns the list of the odd ones, NULL on error. */
 static PyObject *read_blocks(
-    Block *blocks, PyObject *lists[LISTS], PyObject *slots, const Table *table, double inverse_scale)
+    Block *blocks, PyObject *lists[TENSORS], PyObject *slots, PyObject *seeds, const Table *table,
+    double inverse_scale)
 {
     PyObject *odd_ones = PyList_New(0);
     for (Py_ssize_t i = 0; odd_ones && i < PyList_Size(slots); i++) {
         Block *block = &blocks[i];
         bool odd = false, bad = !read_block(block, lists, i, &odd);
-        block->slot = PyLong_AsLong(PyList_GetItem(slots, i));
-        if (!PyErr_Occurred() && (block->slot < 0 || block->slot >= table->count))
-            PyErr_SetString(PyExc_IndexError, "a slot is out of range");
-        bad = bad || PyErr_Occurred();
+        bad = bad || !read_numbers(block, slots, seeds, i, table->count);
         if (!bad) {
             block->inverse_scale = inverse_scale;
             block->row = &table->rows[block->slot];
@@ -464,28 +479,28 @@ static PyObject *read_blocks(
 /* ---- what Python calls -------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(step_doc,
-    "step(w, g, m, v, previous, slices, slots, options, traits, memory, rows, inverse_scale, "
-    "threads)\n\nOne step of the blocks. Returns the indices of those whose tensors do not share "
+    "step(w, g, m, v, previous, slices, slots, seeds, options, traits, memory, rows, "
+    "inverse_scale, threads)\n\nOne step of the blocks. Returns the indices of those whose tensors do not share "
     "one dense\nlayout; nothing has happened then.");
 
 static PyObject *step(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *lists[LISTS], *slots, *options, *traits, *memory, *rows;
+    PyObject *lists[TENSORS], *slots, *seeds, *options, *traits, *memory, *rows;
     PyTypeObject *list = &PyList_Type;
     double inverse_scale;
     int threads;
     Table table;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!OOOOdi", list, &lists[W], list, &lists[G], list,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!OOOOdi", list, &lists[W], list, &lists[G], list,
             &lists[M], list, &lists[V], list, &lists[PREVIOUS], list, &lists[SLICE], list, &slots,
-            &options, &traits, &memory, &rows, &inverse_scale, &threads)
+            list, &seeds, &options, &traits, &memory, &rows, &inverse_scale, &threads)
         || !read_table(options, traits, memory, rows, &table))
         return NULL;
     const Py_ssize_t count = PyList_Size(slots);
     Block *blocks = calloc((size_t)count + 1, sizeof *blocks);
     if (!blocks)
         return PyErr_NoMemory();
-    PyObject *odd_ones = read_blocks(blocks, lists, slots, &table, inverse_scale);
+    PyObject *odd_ones = read_blocks(blocks, lists, slots, seeds, &table, inverse_scale);
     if (odd_ones && PyList_Size(odd_ones) == 0) {
         bool enough_memory;
         Py_BEGIN_ALLOW_THREADS

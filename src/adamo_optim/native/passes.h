@@ -82,6 +82,20 @@ TARGET static void NAME(store)(Array array, Range tile, const REAL *x)
 #undef CONVERT
 }
 
+/* The new weights, in the precision of the parameter. */
+TARGET static void NAME(store_weight)(const Block *block, Range tile, const REAL *w)
+{
+    if (!block->stochastic) {
+        NAME(store)(block->w, tile, w);
+        return;
+    }
+    uint16_t *out = (uint16_t *)block->w.data + tile.start;
+    const uint32_t place = (uint32_t)tile.start;
+    const uint32_t key = (uint32_t)block->memory.step * 0x9E3779B9 + block->number * 0x85EBCA6B;
+    for (int64_t i = 0; i < tile.n; i++)
+        out[i] = to_bfloat16_at_random((float)w[i], place + (uint32_t)i, key);
+}
+
 TARGET static double NAME(total)(const VECTOR *lanes)
 {
     double sum = 0;
@@ -238,7 +252,7 @@ TARGET static void NAME(apply)(const Block *block, const Row *row, int64_t chunk
             w[i] += w[i] * a1 - (overflow ? 0 : u * b);
         }
         if (w == buffer)
-            NAME(store)(block->w, tile, w);
+            NAME(store_weight)(block, tile, w);
     }
 }
 
