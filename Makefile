@@ -7,6 +7,7 @@ INDEX_URL ?=
 MARKS ?= not slow
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed
 PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format ci clean
+.PHONY: help venv demo test lint format bench ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,9 +44,12 @@ format: $(STAMP)  ## let ruff mend and format the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+bench: $(STAMP)  ## time AdamO against AdamW on this machine: a table, JSON and a plot
+	$(PY) benchmarks/bench.py $(BENCH_ARGS)
+
 ci:  ## what continuous integration runs: test, lint and a quick demo
 	.ci/run
 
 clean:  ## remove .venv, caches and what programs wrote
-	rm -rf $(VENV) build dist demo-output .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist demo-output bench-output .pytest_cache .ruff_cache .hypothesis
 	find src tests examples -name '__pycache__' -prune -exec rm -rf {} + -o -name '*.egg-info' -prune -exec rm -rf {} +

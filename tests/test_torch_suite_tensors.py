@@ -210,6 +210,8 @@ def test_foreach_matches_the_for_loop_with_mixed_dtypes(case: OptimizerInput) ->
     runs = []
     for foreach in (False, True):
         params = mixed_parameters()
+        if case.kwargs.get("rounding") == "stochastic":  # which float16 refuses
+            params = [p for p in params if p.dtype != torch.float16]
         optimizer = build(params, case, foreach=foreach)
         for seed in range(4):
             set_gradients(params, gradients(params, seed))
