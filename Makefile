@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench ci clean
+.PHONY: help venv demo test lint format bench sanitize ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,18 @@ format: $(STAMP)  ## let ruff mend and format the code
 
 bench: $(STAMP)  ## time AdamO against AdamW on this machine: a table, JSON and a plot
 	$(PY) benchmarks/bench.py $(BENCH_ARGS)
+
+# torch's exceptions need libstdc++ to be loaded beside the sanitizer; Python itself leaks on purpose.
+SANITIZED := build/sanitized_kernel.so
+sanitize: $(STAMP)  ## the native kernel's tests under AddressSanitizer and UBSan
+	@mkdir -p build
+	$(CC) -shared -fPIC -g -O1 -std=gnu11 -ffp-contract=off -fno-math-errno -pthread \
+	  -fsanitize=address,undefined -fno-sanitize-recover=undefined -DPy_LIMITED_API=0x030A0000 \
+	  -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))') \
+	  src/adamo_optim/native/kernel.c -o $(SANITIZED) -lm
+	ASAN_OPTIONS=detect_leaks=0 ADAMO_NATIVE_LIBRARY=$(SANITIZED) \
+	  LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
+	  $(PY) -m pytest -q -p no:xdist tests/test_native.py
 
 ci:  ## what continuous integration runs: test, lint and a quick demo
 	.ci/run
