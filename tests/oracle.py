@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -65,6 +66,13 @@ CASES = [
     Case("update_bound_angular", {"betas": (0.9, 0.0), "tangential": "angular"}, "auto", True),
 ]
 CONDITIONED = [case for case in CASES if not case.ill_conditioned]
+# what a test of lower precision is parametrised with; stochastic rounding is not for float16
+LOWER_PRECISION = [
+    pytest.param(case, dtype, id=f"{case.name}-{dtype}")
+    for case in CONDITIONED
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if case.name != "stochastic_rounding" or dtype != torch.float16
+]
 
 
 def tensors(dtype: torch.dtype) -> list[Tensor]:
@@ -106,11 +114,6 @@ def gradients(case: Case, dtype: torch.dtype, steps: int) -> list[list[Tensor | 
 def optimizer_for(case: Case, dtype: torch.dtype, device: str = "cpu", **backend: Any) -> AdamO:
     parameters = [torch.nn.Parameter(x.to(device)) for x in tensors(dtype)]
     return AdamO([{"params": parameters, "rule": case.rule}], **case.options, **backend)
-
-
-def applies(case: Case, dtype: torch.dtype) -> bool:
-    """Stochastic rounding is for bfloat16; float16 is refused."""
-    return case.name != "stochastic_rounding" or dtype != torch.float16
 
 
 def expected_end(case: Case, dtype: torch.dtype, steps: int) -> list[tuple[Tensor, dict[str, Any]]]:

@@ -24,7 +24,17 @@ from adamo_optim import AdamO, control, native
 from adamo_optim.control import First, Memory, Options, Second, Sums, Traits
 from adamo_optim.geometry import round_stochastically
 from adamo_optim.state import Work
-from oracle import CASES, CONDITIONED, RELATIVE, Case, applies, compare, distance, expected_end, run
+from oracle import (
+    CASES,
+    CONDITIONED,
+    LOWER_PRECISION,
+    RELATIVE,
+    Case,
+    compare,
+    distance,
+    expected_end,
+    run,
+)
 
 COMPILER = next(filter(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")), None)
 if isinstance(native.kernel(), str) and COMPILER is None:
@@ -135,15 +145,7 @@ def test_float64_agrees_with_the_reference(case: Case) -> None:
     compare(actual, expected, RELATIVE[torch.float64])
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [
-        pytest.param(case, dtype, id=f"{case.name}-{dtype}")
-        for case in CONDITIONED
-        for dtype in (torch.float32, torch.bfloat16, torch.float16)
-        if applies(case, dtype)
-    ],
-)
+@pytest.mark.parametrize(("case", "dtype"), LOWER_PRECISION)
 def test_lower_precision_agrees_to_rounding(case: Case, dtype: torch.dtype) -> None:
     expected = expected_end(case, dtype, 40)
     compare(run(case, dtype, 40, native_step, foreach=False), expected, RELATIVE[dtype])
