@@ -68,11 +68,12 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--version", type=int, default=1, help="0 portable, 1 AVX2")
+    parser.add_argument("--helpers", action="store_true", help="own threads, not OpenMP's")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     module = native.kernel()
     assert not isinstance(module, str), module
-    module.use(arguments.version)
+    module.use(arguments.version, arguments.helpers)
     shapes = TINY if arguments.tiny else SHAPES
     steps = contestants(shapes, getattr(torch, arguments.dtype))
     first = next(iter(steps))

@@ -123,10 +123,13 @@ def assert_close(actual: AdamO, expected: AdamO, tolerance: float) -> None:
         assert distance(x, right[key]) < tolerance, key
 
 
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
+@pytest.fixture(params=["openmp", "helpers"])
+def threads(request: pytest.FixtureRequest) -> Iterator[Callable[[int], None]]:
+    """torch.set_num_threads, with torch's threads and with the kernel's own."""
     before = torch.get_num_threads()
+    kernel().use(-1, request.param == "helpers")
     yield torch.set_num_threads
+    kernel().use()
     torch.set_num_threads(before)
 
 
@@ -244,11 +247,11 @@ def test_any_number_of_threads_gives_the_same_bits(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 def test_every_instruction_set_gives_the_same_bits(dtype: torch.dtype) -> None:
     best = train(optimizer_on(parameters(SIZES, dtype)), 4)
-    before = kernel().use(0)
+    kernel().use(0)
     try:
         portable = train(optimizer_on(parameters(SIZES, dtype)), 4)
     finally:
-        kernel().use(before)
+        kernel().use()
     assert_same_bits(best, portable)
 
 
@@ -521,7 +524,7 @@ def test_a_forked_child_has_helpers_of_its_own(threads: Callable[[int], None]) -
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
-def test_helpers_come_and_go(threads: Callable[[int], None]) -> None:
+def test_threads_come_and_go(threads: Callable[[int], None]) -> None:
     optimizer = optimizer_on(parameters([(1000, 1000)]))
     threads(5)
     train(optimizer, 3)

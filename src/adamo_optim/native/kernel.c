@@ -13,6 +13,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <fenv.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -26,8 +27,8 @@
 
 enum {
     LANES = 8,         /* partial sums of an inner product */
-    TILE = 1024,       /* elements that a pass converts at a time; a multiple of LANES */
-    CHUNK = 16 * TILE, /* elements of a task, and of one term in a total */
+    TILE = 128,        /* elements that a pass handles at a time; a multiple of LANES */
+    CHUNK = 16384,     /* elements of a task, and of one term in a total; a multiple of TILE */
     WHOLE = 4,         /* a block of at most this many chunks is a single task */
     SUMS = 5,          /* what pass 1 reduces */
     PRODUCTS = 2,      /* what pass 2 reduces */
@@ -102,6 +103,8 @@ static inline Range next_tile(Range tile)
 #define WIDTH 2
 #define WIDEN_FLOAT(x) ((VECTOR){(x)[0], (x)[1]})
 #define LOAD_DOUBLE(x) ((VECTOR){(x)[0], (x)[1]})
+#define WIDEN_DIFFERENCE(x, y) ((VECTOR){(x)[0] - (y)[0], (x)[1] - (y)[1]})
+#define ADD_EXACT_PRODUCT(sum, x, y) ((sum) += (x) * (y))
 #define DOUBLE 0
 #include "passes.h"
 #define DOUBLE 1
@@ -115,12 +118,17 @@ static inline Range next_tile(Range tile)
 #undef WIDTH
 #undef WIDEN_FLOAT
 #undef LOAD_DOUBLE
-/* AVX-512 was measured too: no faster, since memory is what the passes wait for. */
+#undef WIDEN_DIFFERENCE
+#undef ADD_EXACT_PRODUCT
+/* Intrinsics, because GCC makes a detour of __builtin_convertvector. AVX-512 was no faster: what
+   the passes wait for is memory. */
 #define VERSION avx2
-#define TARGET __attribute__((target("avx2")))
+#define TARGET __attribute__((target("avx2,fma")))
 #define WIDTH 4
-#define WIDEN_FLOAT(x) _mm256_cvtps_pd(_mm_loadu_ps(x)) /* compilers make worse of a conversion */
+#define WIDEN_FLOAT(x) _mm256_cvtps_pd(_mm_loadu_ps(x))
 #define LOAD_DOUBLE(x) _mm256_loadu_pd(x)
+#define WIDEN_DIFFERENCE(x, y) _mm256_cvtps_pd(_mm_sub_ps(_mm_loadu_ps(x), _mm_loadu_ps(y)))
+#define ADD_EXACT_PRODUCT(sum, x, y) ((sum) = (VECTOR)_mm256_fmadd_pd(x, y, sum))
 #define DOUBLE 0
 #include "passes.h"
 #define DOUBLE 1
@@ -133,7 +141,7 @@ static const Passes *const versions[][2] = {
 
 static int best_version(void)
 {
-    return __builtin_cpu_supports("avx2") != 0;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 #else
 static const Passes *const versions[][2] = {{&passes_float_portable, &passes_double_portable}};
@@ -209,6 +217,7 @@ static void run_whole(Block *block)
 typedef struct {
     Block **queue;        /* large blocks first: small ones fill the gaps at the end */
     int64_t count, first; /* the blocks before `first` are done */
+    fenv_t environment;   /* of the caller: rounding, flushing of denormals */
     pthread_mutex_t lock;
     pthread_cond_t progress;
 } Job;
@@ -238,6 +247,9 @@ static void work(void *argument)
 {
     Job *job = argument;
     int64_t chunk;
+    fenv_t environment;
+    fegetenv(&environment);
+    fesetenv(&job->environment);
     pthread_mutex_lock(&job->lock);
     for (Block *block; (block = take(job, &chunk));) {
         const bool split = block->tasks > 1;
@@ -257,6 +269,7 @@ static void work(void *argument)
         pthread_cond_broadcast(&job->progress);
     }
     pthread_mutex_unlock(&job->lock);
+    fesetenv(&environment);
 }
 
 /* One step of all blocks; false when there is not enough memory, and nothing has happened. */
@@ -280,6 +293,7 @@ static bool run(Block *blocks, int64_t count, int threads)
                     blocks[i].sums = next;
                     next += blocks[i].chunks * SUMS;
                 }
+        fegetenv(&job.environment);
         pthread_mutex_init(&job.lock, NULL);
         pthread_cond_init(&job.progress, NULL);
         /* to wake a thread takes about as long as a few chunks */
@@ -545,18 +559,20 @@ static PyObject *laws(PyObject *module, PyObject *args)
 }
 
 PyDoc_STRVAR(use_doc,
-    "use(version)\n\nTake the passes of this version from now on, 0 portable or 1 AVX2, as far as "
-    "the machine has\nit; for tests. Returns the version used before.");
+    "use(version=-1, helpers=False)\n\nFor tests: which version of the passes to take, 0 portable, 1 "
+    "AVX2, -1 the best of this\nmachine; and whether to use own helper threads in place of OpenMP's.");
 
 static PyObject *use(PyObject *module, PyObject *args)
 {
     (void)module;
-    const int before_this = version;
-    int wanted;
-    if (!PyArg_ParseTuple(args, "i", &wanted))
+    int wanted = -1, helpers = 0;
+    if (!PyArg_ParseTuple(args, "|ip", &wanted, &helpers))
         return NULL;
-    version = wanted < 0 ? 0 : (int)min(wanted, best_version());
-    return PyLong_FromLong(before_this);
+    version = wanted < 0 ? best_version() : (int)min(wanted, best_version());
+    find_openmp();
+    if (helpers)
+        openmp = NULL;
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
@@ -572,7 +588,7 @@ static int execute(PyObject *module)
     if (!connect_torch())
         return -1;
     version = best_version();
-    prepare_for_fork();
+    prepare_threads();
     return 0;
 }
 

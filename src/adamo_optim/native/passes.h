@@ -5,24 +5,32 @@
      VERSION    the instruction set; ends every name
      TARGET     the attribute that allows its instructions in a function
      WIDTH      how many doubles one of its vectors holds
-     WIDEN_FLOAT(x), LOAD_DOUBLE(x)   WIDTH numbers at address x, as such a vector
+     WIDEN_FLOAT(x), LOAD_DOUBLE(x)   WIDTH numbers at x as doubles
+     WIDEN_DIFFERENCE(x, y)           x − y in float, as doubles
+     ADD_EXACT_PRODUCT(sum, x, y)     sum += x·y for doubles that came from floats: the product is
+                                      exact, so a fused multiply-add gives the same bits
 
    Elementwise loops are plain C for the compiler to vectorise. The sums are spelled out, because
    they must depend neither on alignment nor on the instruction set: LANES partial sums in double,
    element i of a chunk in lane i % LANES. What is not in memory as REAL (low precision, scaled
-   gradients, the ragged end of a block) goes through a buffer of one TILE, which stays in cache. */
+   gradients, the ragged end of a block) goes through a buffer of one TILE. Tiles are small, so that
+   the sums of one overlap with the memory traffic of the next. */
 
 #if DOUBLE
 #define REAL double
 #define REAL_TYPE FLOAT64
 #define ROOT sqrt
 #define LOAD(x) ((VECTOR)LOAD_DOUBLE(x))
+#define DIFFERENCE(x, y) (LOAD(x) - LOAD(y))
+#define ADD_PRODUCT(sum, x, y) ((sum) += (x) * (y))
 #define NAME(name) JOIN(name, _double_, VERSION)
 #else
 #define REAL float
 #define REAL_TYPE FLOAT32
 #define ROOT sqrtf
 #define LOAD(x) ((VECTOR)WIDEN_FLOAT(x))
+#define DIFFERENCE(x, y) ((VECTOR)WIDEN_DIFFERENCE(x, y))
+#define ADD_PRODUCT(sum, x, y) ADD_EXACT_PRODUCT(sum, x, y)
 #define NAME(name) JOIN(name, _float_, VERSION)
 #endif
 #define VECTOR NAME(vector)
@@ -117,8 +125,8 @@ TARGET static double NAME(reduce_slice)(const Block *block, int64_t chunk)
         for (int64_t i = 0; i < tile.n; i += LANES)
             for (int k = 0; k < VECTORS; k++) {
                 const int64_t at = i + k * WIDTH;
-                const VECTOR change = LOAD(g + at) - LOAD(previous + at);
-                kappa[k] += change * change;
+                const VECTOR change = DIFFERENCE(g + at, previous + at);
+                ADD_PRODUCT(kappa[k], change, change);
             }
     }
     return NAME(total)(kappa);
@@ -142,12 +150,12 @@ TARGET static void NAME(reduce)(const Block *block, int64_t chunk, double *sums)
             for (int k = 0; k < VECTORS; k++) {
                 const int64_t at = i + k * WIDTH;
                 const VECTOR x = LOAD(w + at), y = LOAD(g + at), z = LOAD(m + at);
-                const VECTOR change = y - LOAD(previous + at);
-                ww[k] += x * x;
-                gw[k] += y * x;
-                gg[k] += y * y;
-                mw[k] += z * x;
-                kappa[k] += change * change;
+                const VECTOR change = DIFFERENCE(g + at, previous + at);
+                ADD_PRODUCT(ww[k], x, x);
+                ADD_PRODUCT(gw[k], y, x);
+                ADD_PRODUCT(gg[k], y, y);
+                ADD_PRODUCT(mw[k], z, x);
+                ADD_PRODUCT(kappa[k], change, change);
             }
     }
     sums[0] = NAME(total)(ww);
@@ -223,8 +231,8 @@ TARGET static void NAME(moments)(const Block *block, const Row *row, int64_t chu
             for (int k = 0; k < VECTORS; k++) {
                 const int64_t at = i + k * WIDTH;
                 const VECTOR x = LOAD(u + at), y = LOAD(w + at);
-                uw[k] += x * y;
-                uu[k] += x * x;
+                ADD_PRODUCT(uw[k], x, y);
+                ADD_PRODUCT(uu[k], x, x);
             }
     }
     if (row->keep_gradient && !block->whole_previous)
@@ -262,6 +270,8 @@ static const Passes NAME(passes) = {NAME(reduce), NAME(moments), NAME(apply)};
 #undef REAL_TYPE
 #undef ROOT
 #undef LOAD
+#undef DIFFERENCE
+#undef ADD_PRODUCT
 #undef NAME
 #undef VECTOR
 #undef VECTORS

@@ -1,18 +1,25 @@
-/* A few sleeping threads that help with one call at a time.
+/* `parallel(threads, work, argument)` runs work(argument) on several threads at once: on the calling
+   one and on up to threads − 1 others. It returns when all are back.
 
-   `parallel(threads, work, argument)` runs work(argument) on the calling thread and on up to
-   threads − 1 helpers, and returns when all are back. Helpers start when first wanted, sleep
-   between calls, and leave when a later call wants fewer. Calls from several threads take turns.
-   A child made by fork() has no helpers and starts its own. Not OpenMP: torch brings one OpenMP
-   runtime already, and two of them in one process do not get along. */
+   The others are those of torch's own OpenMP runtime, reached through the function that compilers
+   make of `omp parallel`. After a backward pass they still spin, and helpers of our own would have
+   to share the cores with them; a second OpenMP runtime, as linking one would bring, all the more.
+
+   OpenMP does not survive fork(), so a child process gets helpers of its own, as does a torch
+   without OpenMP. They start when first wanted, sleep between calls, and leave when a later call
+   wants fewer. Calls from several threads take turns with them. */
 
 #ifndef ADAMO_THREADS_H
 #define ADAMO_THREADS_H
 
-#include <fenv.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
+
+typedef void (*OpenMP)(void (*work)(void *), void *argument, unsigned threads, unsigned flags);
+
+static OpenMP openmp; /* NULL: use helpers */
 
 static struct {
     pthread_mutex_t turn;      /* held by the call that uses the helpers */
@@ -22,7 +29,6 @@ static struct {
     int helpers, wanted, busy; /* alive, asked for by the last call, working */
     void (*work)(void *);      /* NULL: too late to join */
     void *argument;
-    fenv_t environment;        /* of the caller: flushing of denormals, rounding */
 } pool = {.turn = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .start = PTHREAD_COND_INITIALIZER,
@@ -44,7 +50,6 @@ static void *help(void *unused)
         pool.busy++;
         void (*work)(void *) = pool.work;
         void *argument = pool.argument;
-        fesetenv(&pool.environment);
         pthread_mutex_unlock(&pool.lock);
         work(argument);
         pthread_mutex_lock(&pool.lock);
@@ -78,13 +83,16 @@ static void parallel(int threads, void (*work)(void *), void *argument)
         work(argument);
         return;
     }
+    if (openmp) {
+        openmp(work, argument, (unsigned)threads, 0);
+        return;
+    }
     pthread_mutex_lock(&pool.turn);
     pthread_mutex_lock(&pool.lock);
     pool.calls++;
     pool.wanted = threads - 1;
     pool.work = work;
     pool.argument = argument;
-    fegetenv(&pool.environment);
     hire();
     pthread_cond_broadcast(&pool.start);
     pthread_mutex_unlock(&pool.lock);
@@ -113,14 +121,21 @@ static void after_fork_in_parent(void)
 
 static void after_fork_in_child(void)
 {
+    openmp = NULL;
     pool.helpers = pool.wanted = pool.busy = 0;
     pthread_cond_init(&pool.start, NULL); /* the parent's helpers still sleep on the old ones */
     pthread_cond_init(&pool.end, NULL);
     after_fork_in_parent();
 }
 
-static void prepare_for_fork(void)
+static void find_openmp(void)
 {
+    openmp = (OpenMP)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+}
+
+static void prepare_threads(void)
+{
+    find_openmp();
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
