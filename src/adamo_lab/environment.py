@@ -1,0 +1,71 @@
+"""What a result depends on beside its config: versions, hardware, commit."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def describe(
+    device: Any = None, seconds: float | None = None, warnings: list[str] | None = None
+) -> dict[str, Any]:
+    """Versions, device, commit and date; how long the run trained, and what it was warned of."""
+    import torch
+
+    about: dict[str, Any] = {
+        "adamo_optim": version("adamo-optim") if installed() else "not installed",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
+    if device is not None:
+        on_gpu = device.type == "cuda"
+        about["device"] = torch.cuda.get_device_name(device) if on_gpu else processor()
+        about["threads"] = torch.get_num_threads()
+    if seconds is not None:
+        about["seconds"] = round(seconds, 2)
+    if warnings:
+        about["warnings"] = warnings
+    return about
+
+
+def installed() -> bool:
+    try:
+        version("adamo-optim")
+    except Exception:  # run from a source tree
+        return False
+    return True
+
+
+@cache
+def commit() -> str:
+    """The commit of the source tree, with a mark when files differ from it; else "unknown"."""
+    here = Path(__file__).resolve().parent
+    try:
+        name = git(here, "rev-parse", "--short", "HEAD")
+        changed = git(here, "status", "--porcelain", "--untracked-files=no", ".", "../adamo_optim")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{name}, with changes" if changed else name
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@cache
+def processor() -> str:
+    """The CPU's name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

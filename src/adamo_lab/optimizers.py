@@ -1,0 +1,243 @@
+"""Every optimizer of the laboratory and its hyper-parameters on every task, in one place.
+
+``REGISTRY`` says what an optimizer is, ``SETTINGS`` with which numbers it runs. Importing this file
+needs no torch, so that a report can be drawn without it; :func:`build` does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import LabError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Hyper = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One optimizer: how it is called, drawn and made."""
+
+    label: str
+    colour: str  # of the Okabe-Ito palette, which colour-blind readers can tell apart
+    line: str  # a matplotlib line style
+    kind: str  # "adam", "adamw", "adamp", "adamo" or "sgd"
+    rules: str = "model"  # AdamO: "model" finds scale-invariant weights, "shape" does not look
+
+
+REGISTRY: dict[str, Entry] = {
+    "adam": Entry("Adam", "#56B4E9", ":", "adam"),
+    "adamw": Entry("AdamW", "#0072B2", "--", "adamw"),
+    "adamw_tuned": Entry("AdamW, tuned", "#0072B2", "-", "adamw"),
+    "adamp": Entry("AdamP", "#009E73", "-.", "adamp"),
+    "sgd": Entry("SGD", "#000000", ":", "sgd"),
+    "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
+    "adamo_no_decay": Entry("AdamO without decay", "#E69F00", "--", "adamo"),
+    "adamo_angular": Entry("AdamO, angular", "#CC79A7", "-", "adamo"),
+    "adamo_paper": Entry("AdamO (paper)", "#E69F00", "-", "adamo", "shape"),
+    "adamo_isotropic": Entry("AdamO-Isotropic", "#CC79A7", "--", "adamo", "shape"),
+    "adamo_no_projection": Entry("AdamO w/o Projection", "#999999", "-", "adamo", "shape"),
+    "adamo_no_dimension": Entry("AdamO w/o Dimension", "#999999", "--", "adamo", "shape"),
+    "adamo_no_curvature": Entry("AdamO w/o Curvature", "#999999", "-.", "adamo", "shape"),
+}
+
+# --- CIFAR-100: section 3.1 of the paper. τ_target is printed nowhere; 1 makes Eq. 6 read η_ρ/√τ.
+# "late" takes effect when the protocol switches projection on (epoch 200 of 300).
+LATE = {"delta": 0.1, "wd_ratio": 0.5}
+PAPER = {
+    "lr": 8e-4,
+    "radial_lr": 5e-3,
+    "weight_decay": 2e-4,
+    "curvature_target": 1.0,
+    "guard": False,
+}
+CIFAR100: dict[str, Hyper] = {
+    "adam": {"lr": 8e-4},
+    "adamw": {"lr": 8e-4, "weight_decay": 0.01},
+    "adamw_tuned": {"lr": 8e-4, "weight_decay": 0.5},
+    "adamp": {"lr": 8e-4, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "swa_lr": 0.0125},
+    "adamo": {"lr": 8e-4},
+    "adamo_no_decay": {"lr": 8e-4, "weight_decay": 0.0},
+    "adamo_angular": {"lr": 8e-4, "tangential": "angular"},
+    "adamo_paper": {**PAPER, "late": LATE},
+    "adamo_isotropic": {**PAPER, "late": LATE, "decay_lr": "tangential"},
+    "adamo_no_projection": {**PAPER},
+    "adamo_no_dimension": {**PAPER, "late": LATE, "low_dim": None},
+    "adamo_no_curvature": {**PAPER, "late": LATE, "curvature_target": None},
+}
+
+# --- Modular addition: "learning rate 10⁻³ and weight decay 1.0" for every optimizer (appendix A.5).
+# That is AdamW's decay; the literal AdamO with λ = 1 destroys its weights, and is kept to show it.
+GROKKING: dict[str, Hyper] = {
+    "adam": {"lr": 1e-3},
+    "adamw": {"lr": 1e-3, "weight_decay": 1.0},
+    "adamp": {"lr": 1e-3, "weight_decay": 1.0, "delta": 0.1, "wd_ratio": 0.1},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+    "adamo": {"lr": 1e-3},
+    "adamo_no_decay": {"lr": 1e-3, "weight_decay": 0.0},
+    "adamo_angular": {"lr": 1e-3, "tangential": "angular"},
+    "adamo_paper": {
+        "lr": 1e-3,
+        "radial_lr": 1e-3,
+        "weight_decay": 1.0,
+        "curvature_target": 1.0,
+        "guard": False,
+    },
+    "adamo_isotropic": {"lr": 1e-3, "weight_decay": 1.0, "decay_lr": "tangential"},
+    "adamo_no_projection": {"lr": 1e-3},
+    "adamo_no_dimension": {"lr": 1e-3, "low_dim": None},
+    "adamo_no_curvature": {"lr": 1e-3, "curvature_target": None},
+}
+
+SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
+    "adam": {"lr": 1e-3},
+    "adamw": {"lr": 1e-3, "weight_decay": 0.01},
+    "adamp": {"lr": 1e-3, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+    "adamo": {"lr": 1e-3},
+    "adamo_no_decay": {"lr": 1e-3, "weight_decay": 0.0},
+    "adamo_angular": {"lr": 1e-3, "tangential": "angular"},
+    "adamo_paper": {**PAPER, "late": LATE},
+    "adamo_isotropic": {"lr": 1e-3, "decay_lr": "tangential"},
+    "adamo_no_projection": {"lr": 1e-3},
+    "adamo_no_dimension": {"lr": 1e-3, "low_dim": None},
+    "adamo_no_curvature": {"lr": 1e-3, "curvature_target": None},
+}
+
+TOY2D: dict[str, Hyper] = {
+    **{name: {**hyper, "lr": 1e-2} for name, hyper in SMALL.items()},
+    "adamw": {"lr": 1e-2, "weight_decay": 0.1},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+    "adamo_paper": {**PAPER, "lr": 1e-2},
+}
+
+LANGUAGE: dict[str, Hyper] = {
+    **{name: {**hyper, "lr": 2e-3} for name, hyper in SMALL.items()},
+    "adamw": {"lr": 2e-3, "weight_decay": 0.1},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
+    "adamo_paper": {**PAPER, "lr": 2e-3},
+}
+
+SETTINGS: dict[str, dict[str, Hyper]] = {
+    "cifar100": CIFAR100,
+    "digits": SMALL,
+    "grokking": GROKKING,
+    "language": LANGUAGE,
+    "toy2d": TOY2D,
+    "yours": SMALL,
+}
+
+# Arguments of the lab's own, beside those of the optimizer's class.
+OWN = ("late", "swa_lr")
+
+
+def entry(name: str) -> Entry:
+    """The registry's entry, or one sentence that names the choices."""
+    if name not in REGISTRY:
+        raise LabError(f"unknown optimizer {name!r}; known are {', '.join(REGISTRY)}")
+    return REGISTRY[name]
+
+
+def settings(task: str, name: str, changes: Mapping[str, Any] | None = None) -> Hyper:
+    """The hyper-parameters of an optimizer on a task, with a user's changes."""
+    entry(name)
+    if name not in SETTINGS[task]:
+        raise LabError(f"no settings for {name!r} on {task!r}; add them to optimizers.py")
+    return {**SETTINGS[task][name], **(changes or {})}
+
+
+def build(
+    name: str, hyper: Mapping[str, Any], model: nn.Module, example: Any, *, graph: bool = False
+) -> tuple[torch.optim.Optimizer, list[str]]:
+    """Make the optimizer, and collect the warnings it gave.
+
+    With ``graph``, the step can be captured into a CUDA graph: the learning rate is a tensor, and
+    nothing reads the device.
+    """
+    import torch
+
+    what = entry(name)
+    device = next(model.parameters()).device
+    arguments = {k: v for k, v in hyper.items() if k not in OWN}
+    if graph:
+        arguments["lr"] = torch.tensor(float(hyper["lr"]), device=device)
+    make = {"adam": adam, "adamw": adamw, "adamp": adamp, "sgd": sgd, "adamo": adamo}[what.kind]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            optimizer = make(model, example, what, arguments, graph)
+        except (TypeError, ValueError) as error:
+            raise LabError(f"{name} refused its hyper-parameters: {error}") from error
+    return optimizer, [str(w.message) for w in caught]
+
+
+def adam(
+    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
+) -> torch.optim.Optimizer:
+    """Adam as the tables mean it: without decay, unless ``weight_decay`` asks for coupled L2."""
+    import torch
+
+    return torch.optim.Adam(model.parameters(), fused=True, capturable=graph, **arguments)
+
+
+def adamw(
+    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
+) -> torch.optim.Optimizer:
+    import torch
+
+    return torch.optim.AdamW(model.parameters(), fused=True, capturable=graph, **arguments)
+
+
+def adamp(
+    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
+) -> torch.optim.Optimizer:
+    from .adamp import AdamP
+
+    return AdamP(model.parameters(), **arguments)
+
+
+def sgd(
+    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
+) -> torch.optim.Optimizer:
+    import torch
+
+    return torch.optim.SGD(model.parameters(), fused=True, **arguments)
+
+
+def adamo(
+    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
+) -> torch.optim.Optimizer:
+    from adamo_optim import AdamO, param_groups
+
+    if what.rules == "model":
+        groups = param_groups(model, example, low_dim=arguments.get("low_dim", "auto"))
+    else:
+        groups = model.named_parameters()
+    return AdamO(groups, capturable=graph, **arguments)
+
+
+def legal_arguments(name: str) -> set[str]:
+    """The hyper-parameters that an optimizer takes."""
+    import torch
+
+    from adamo_optim import AdamO
+
+    from .adamp import AdamP
+
+    classes: dict[str, type] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "adamp": AdamP,
+        "sgd": torch.optim.SGD,
+        "adamo": AdamO,
+    }
+    signature = inspect.signature(classes[entry(name).kind].__init__)
+    return {*signature.parameters} - {"self", "params"} | {*OWN}

@@ -1,0 +1,128 @@
+"""Figures 1 to 4 of the paper as lists of runs."""
+
+from __future__ import annotations
+
+from ..records import RunConfig
+from .base import Claim, Metric, Request, Study, run
+from .tables import BEST, FINAL, SWA
+
+FIG1_ROWS = ("adam", "adamw", "adamo_no_decay", "adamo")
+FIG2_ROWS = ("adamw", "adamo")
+FIG3_ROWS = ("adamw", "adamp", "adamo")
+
+# Figure 4: lr × weight decay for AdamW, η_θ × η_ρ for AdamO; the paper prints neither grid.
+LRS = (2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)
+DECAYS = (0.01, 0.05, 0.1, 0.5, 1.0)
+RADIAL_LRS = (1e-3, 5e-3, 2e-2, 0.1, 0.5)
+GRID_EPOCHS = 60
+
+
+def fig1(request: Request) -> list[RunConfig]:
+    return [run("toy2d", name, seed, 1000, request) for seed in request.seeds for name in FIG1_ROWS]
+
+
+def fig2(request: Request) -> list[RunConfig]:
+    """On the digits, where a landscape costs seconds; snapshots of the weights make the plane."""
+    return [
+        run("digits", name, seed, 40, request, watch=True, snapshots=True)
+        for seed in request.seeds
+        for name in FIG2_ROWS
+    ]
+
+
+def fig3(request: Request) -> list[RunConfig]:
+    """The runs of table 1: the same ids, so nothing is trained twice."""
+    return [
+        run("cifar100", name, seed, 300, request) for seed in request.seeds for name in FIG3_ROWS
+    ]
+
+
+def fig4(request: Request) -> list[RunConfig]:
+    runs = []
+    for seed in request.seeds:
+        for lr in LRS:
+            for decay in DECAYS:
+                hyper = {"lr": lr, "weight_decay": decay}
+                runs.append(run("cifar100", "adamw", seed, GRID_EPOCHS, request, hyper=hyper))
+            for radial in RADIAL_LRS:
+                hyper = {"lr": lr, "radial_lr": radial}
+                runs.append(run("cifar100", "adamo", seed, GRID_EPOCHS, request, hyper=hyper))
+    return runs
+
+
+FIG1 = Study(
+    name="fig1",
+    title="Figure 1: decision boundaries",
+    about="A small network on points in the plane, with and without decay.",
+    kind="boundaries",
+    runs=fig1,
+    metrics=(
+        Metric("weight_norm", "‖w‖", higher_is_better=False),
+        Metric("boundary_length", "boundary length", higher_is_better=False),
+        FINAL,
+    ),
+    optimizers=FIG1_ROWS,
+    claims=(
+        Claim(
+            "AdamO ends with smaller norms than Adam (both without decay).",
+            "weight_norm", "adamo_no_decay", "<", "adam", source="Figure 1",
+        ),
+        Claim(
+            "AdamO ends with smaller norms than Adam (both with decay).",
+            "weight_norm", "adamo", "<", "adamw", source="Figure 1",
+        ),
+        Claim(
+            "AdamO's decision boundary is smoother (shorter) than Adam's (both with decay).",
+            "boundary_length", "adamo", "<", "adamw", source="Figure 1",
+        ),
+    ),
+    example="adamo-lab study fig1",
+)  # fmt: skip
+
+FIG2 = Study(
+    name="fig2",
+    title="Figure 2: optimization dynamics",
+    about="Loss landscape in the plane of the paths' principal components; gradient and weight norm.",
+    kind="landscape",
+    runs=fig2,
+    metrics=(
+        Metric("gradient_norm_variation", "variation of ‖g‖", higher_is_better=False),
+        Metric("weight_norm", "‖w‖", higher_is_better=False),
+    ),
+    optimizers=FIG2_ROWS,
+    claims=(
+        Claim(
+            "AdamO reduces the fluctuations of the gradient's norm.",
+            "gradient_norm_variation", "adamo", "<", "adamw", source="section 3.3",
+        ),
+        Claim(
+            "AdamO ends with a smaller parameter norm.",
+            "weight_norm", "adamo", "<", "adamw", source="section 3.3",
+        ),
+    ),
+    example="adamo-lab study fig2",
+)  # fmt: skip
+
+FIG3 = Study(
+    name="fig3",
+    title="Figure 3: accuracy over training on CIFAR-100",
+    about="Test accuracy of AdamW, AdamP and AdamO after every few epochs.",
+    kind="curves",
+    runs=fig3,
+    metrics=(FINAL, BEST, SWA),
+    optimizers=FIG3_ROWS,
+    example="adamo-lab study fig3 --scale 0.1 --data-dir ~/data",
+)
+
+FIG4 = Study(
+    name="fig4",
+    title="Figure 4: sensitivity to hyper-parameters",
+    about="CIFAR-100, AdamW over (lr, weight decay) and AdamO over (η_θ, η_ρ).",
+    kind="heatmaps",
+    runs=fig4,
+    metrics=(SWA, FINAL),
+    optimizers=("adamw", "adamo"),
+    axes=(("lr", "weight_decay"), ("lr", "radial_lr")),
+    seeds=1,
+    example="adamo-lab study fig4 --scale 0.1 --seeds 1 --data-dir ~/data",
+)

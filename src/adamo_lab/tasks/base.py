@@ -1,0 +1,115 @@
+"""What a task is: data, model, loss and metrics, in the form that the one training loop needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..records import Row, RunConfig
+
+Batch = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What an epoch of the protocol asks for."""
+
+    lr_factor: float = 1.0  # times the optimizer's learning rate
+    swa: bool = False  # stochastic weight averaging: its own constant learning rate, and an average
+    late: bool = False  # the optimizer's "late" options are on
+    label_smoothing: float = 0.0
+
+
+class Task(ABC):
+    """One experiment with one seed, its data on one device. Serves any number of optimizers.
+
+    Randomness comes from ``generator(epoch)`` alone, so that any epoch can be made again after a
+    restart, on its own.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    unit: ClassVar[str] = "epoch"
+    defaults: ClassVar[dict[str, Any]] = {}
+    epochs: ClassVar[int]  # the full length
+
+    def __init__(self, config: RunConfig, device: torch.device, data_dir: Path | None) -> None:
+        self.config = config
+        self.options = {**self.defaults, **config.options}
+        self.device = device
+        self.data_dir = data_dir
+        self.load()
+
+    @abstractmethod
+    def load(self) -> None:
+        """Read or make the data and put them on the device."""
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new model on the CPU, from torch's global random state."""
+
+    @abstractmethod
+    def example(self) -> Any:
+        """A small batch for ``adamo_optim.param_groups``."""
+
+    @abstractmethod
+    def batches(self, epoch: int) -> list[Batch]:
+        """An epoch's batches in order, as stacks: every tensor is [steps, batch, ...].
+
+        Batches of one size form one stack; a smaller last batch is a stack of its own.
+        """
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
+        """The training loss of one batch. May be compiled and captured: nothing reads the device."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
+        """Metrics as 0-D tensors on the device; the loop reads them later."""
+
+    def phase(self, epoch: int) -> Phase:
+        """The protocol at this epoch, counted from 0."""
+        return Phase()
+
+    def due(self, epoch: int, rows: list[Row]) -> bool:
+        """Evaluate after this epoch (counted from 1)? The last one always is."""
+        return True
+
+    def result(self, rows: list[Row]) -> Row:
+        """What the rows amount to, beside the last row's values."""
+        return {}
+
+    def arrays(self, model: nn.Module) -> dict[str, np.ndarray]:
+        """What figures need beyond numbers, at the end of a run."""
+        return {}
+
+    def calibration(self) -> list[Batch]:
+        """Batches that set BatchNorm's statistics of averaged weights; none: nothing to set."""
+        return []
+
+    def generator(self, epoch: int) -> torch.Generator:
+        """The random numbers of one epoch, on the CPU; epoch -1 is before training."""
+        return torch.Generator().manual_seed(self.seed_of(epoch))
+
+    def seed_of(self, epoch: int, purpose: int = 0) -> int:
+        """Seeds that have nothing to do with each other, from the run's."""
+        entropy = [self.config.seed, epoch + 1, purpose]
+        return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def shuffled(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
+    """A random order of ``count`` items as stacks of batches [steps, size], rest included."""
+    order = torch.randperm(count, generator=generator)
+    whole = count - count % size
+    stacks = [order[:whole].view(-1, size)] if whole else []
+    return [*stacks, order[whole:].view(1, -1)] if whole < count else stacks
+
+
+def accuracy(logits: Tensor, target: Tensor) -> Tensor:
+    return (logits.argmax(-1) == target).float().mean()

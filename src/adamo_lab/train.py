@@ -1,0 +1,361 @@
+"""One seeded loop for every task: train an epoch, evaluate, record; stop and go on at any moment.
+
+Everything random in an epoch follows from the seed and the epoch's number. A checkpoint at the end
+of an epoch therefore holds the weights, the optimizer, the rows so far, and no random state: a run
+that was killed goes on from its last checkpoint and ends with the same weights and the same record
+(bit for bit on the CPU).
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import environment, optimizers
+from .errors import LabError
+from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite, save
+from .records import write_atomically as write
+from .tasks import task_class
+from .tasks.base import Batch, Phase, Task
+
+CHECKPOINT = "checkpoint.pt"
+SNAPSHOTS = "snapshots"
+CHECKPOINT_SECONDS = 30.0  # between two checkpoints; an epoch that takes longer gets one each
+SNAPSHOTS_OF_DYNAMICS = 40  # a run
+LOGGED = ("gradient_norm", "eta_radial", "tau", "angle", "radial_share_gradient", "radial_share_update")
+SWA_LR = 1e-4  # the paper's
+
+Progress = Callable[[RunConfig, int, Row], None]  # epoch, and the last row
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and left a checkpoint."""
+
+
+class Run:
+    """A model in training, with its optimizer and what has been recorded so far."""
+
+    def __init__(self, config: RunConfig, task: Task, folder: Path, *, graph: bool = False) -> None:
+        self.config, self.task, self.folder = config, task, folder
+        self.model = new_model(task)
+        self.optimizer, self.warnings = optimizers.build(
+            config.optimizer, config.hyper, self.model, task.example(), graph=graph
+        )
+        self.base_lr = float(config.hyper["lr"])
+        self.epoch = 0  # epochs done
+        self.rows: list[Row] = []
+        self.dynamics: list[Row] = []
+        self.average: list[Tensor] = []  # of the weights, under SWA
+        self.averaged = 0
+        self.seconds = 0.0
+        self.total = torch.zeros((), device=task.device)  # of this epoch's losses
+        self.gradients = torch.zeros(2, device=task.device)  # sum of ‖g‖ and ‖g‖² over its steps
+        self.steps = 0
+        self.pending: dict[str, Any] = {}  # what the device has not computed yet
+        self.late = False
+        self.resume()
+
+    # --- training
+
+    @property
+    def over(self) -> bool:
+        diverged = bool(self.rows) and self.rows[-1]["train_loss"] is None
+        return self.epoch >= self.config.epochs or diverged
+
+    def train(self, stacks: list[Batch]) -> Iterator[None]:
+        """One epoch, step by step, and what is due after it; nothing here waits for a device."""
+        phase = self.task.phase(self.epoch)
+        self.begin(phase)
+        for stack in stacks:
+            for batch in zip(*stack, strict=True):
+                self.step(batch, phase)
+                yield
+        self.end(phase, sum(len(stack[0]) for stack in stacks))
+
+    def begin(self, phase: Phase) -> None:
+        """Set the stage of an epoch: learning rate, options, random numbers, sums."""
+        torch.manual_seed(self.task.seed_of(self.epoch, purpose=1))  # dropout
+        self.model.train()
+        self.set_lr(self.swa_lr() if phase.swa else self.base_lr * phase.lr_factor)
+        if phase.late and not self.late:
+            for group in self.optimizer.param_groups:
+                group.update(self.config.hyper.get("late", {}))
+        self.late = phase.late
+        self.total.zero_()
+        self.gradients.zero_()
+
+    def step(self, batch: Batch, phase: Phase) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.task.loss(self.model, batch, phase)
+        loss.backward()
+        if self.task.options.get("watch"):
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters()])
+            self.gradients += torch.stack((norm, norm * norm))
+        self.optimizer.step()
+        self.total += loss.detach()
+
+    @torch.no_grad()
+    def end(self, phase: Phase, steps: int) -> None:
+        """Queue what is due after an epoch; :meth:`collect` reads it."""
+        self.epoch += 1
+        self.steps = steps
+        if phase.swa:
+            self.update_average()
+        if self.epoch == self.config.epochs or self.task.due(self.epoch, self.rows):
+            self.pending["metrics"] = self.evaluate(self.model)
+            weights = list(self.parameters())
+            self.pending["weight_norm"] = torch.nn.utils.get_total_norm(weights)
+        if self.epoch % max(1, self.config.epochs // SNAPSHOTS_OF_DYNAMICS) == 0:
+            self.pending["dynamics"] = self.observe()
+            self.snapshot()
+
+    def collect(self) -> Row | None:
+        """Wait for the epoch and write its row, if one is due."""
+        loss = self.total.item() / max(self.steps, 1)
+        if "dynamics" in self.pending:
+            weights = rounded(self.pending.pop("dynamics"))
+            self.dynamics.append({"epoch": self.epoch, "weights": weights})
+        diverged = not math.isfinite(loss)
+        if diverged and "metrics" not in self.pending:
+            self.pending["metrics"] = self.evaluate(self.model)
+        if "metrics" not in self.pending:
+            return None
+        row = {"epoch": self.epoch, "train_loss": loss, "lr": self.lr()}
+        row |= {name: value.item() for name, value in self.pending.pop("metrics").items()}
+        if "weight_norm" in self.pending:
+            row["weight_norm"] = self.pending.pop("weight_norm").item()
+        if self.task.options.get("watch"):
+            row |= spread(*self.gradients.tolist(), self.steps)
+        self.rows.append(finite(row))
+        return self.rows[-1]
+
+    def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
+        model.eval()
+        with torch.no_grad():
+            return self.task.evaluate(model)
+
+    def parameters(self) -> Iterator[Tensor]:
+        return (p for p in self.model.parameters() if p.requires_grad)
+
+    # --- the learning rate
+
+    def swa_lr(self) -> float:
+        return float(self.config.hyper.get("swa_lr", SWA_LR))
+
+    def set_lr(self, value: float) -> None:
+        """A tensor learning rate is written in place: a captured step reads it from there."""
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
+
+    def lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    # --- averaged weights
+
+    def update_average(self) -> None:
+        weights = [p.detach() for p in self.parameters()]
+        self.averaged += 1
+        if not self.average:
+            self.average = [w.clone() for w in weights]
+        else:
+            torch._foreach_lerp_(self.average, weights, 1 / self.averaged)
+
+    @torch.no_grad()
+    def averaged_model(self) -> nn.Module:
+        model = copy.deepcopy(self.model)
+        for p, mean in zip(model.parameters(), self.average, strict=True):
+            p.copy_(mean)
+        calibrate(model, self.task)
+        return model
+
+    # --- observation
+
+    def observe(self) -> dict[str, dict[str, Any]]:
+        """Norms of all weights, and what AdamO says about its last step."""
+        named = [(n, p) for n, p in self.model.named_parameters() if p.dim() > 1]
+        norms = torch._foreach_norm([p.detach() for _, p in named])
+        seen: dict[str, dict[str, Any]] = {
+            name: {"norm": norm} for (name, _), norm in zip(named, norms, strict=True)
+        }
+        if hasattr(self.optimizer, "diagnostics"):
+            names = {id(p): name for name, p in named}
+            for key, values in diagnostics_by_id(self.optimizer).items():
+                if key in names:
+                    seen[names[key]] |= values
+        return seen
+
+    def snapshot(self) -> None:
+        """Keep the weights for the loss landscape, where the task asks for it."""
+        if self.task.options.get("snapshots"):
+            flat = torch.cat([p.detach().float().flatten() for p in self.parameters()])
+            buffer = io.BytesIO()
+            torch.save(flat.cpu(), buffer)
+            write(self.folder / SNAPSHOTS / f"{self.epoch:06d}.pt", buffer.getvalue())
+
+    # --- on disk
+
+    def checkpoint(self) -> None:
+        """Put the run on disk as it is between two epochs."""
+        state = {
+            "config": canonical(self.config.__dict__ | {"id": self.config.id}),
+            "epoch": self.epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average,
+            "averaged": self.averaged,
+            "late": self.late,
+            "rows": canonical(self.rows),
+            "dynamics": canonical(self.dynamics),
+            "seconds": self.seconds,
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write(self.folder / CHECKPOINT, buffer.getvalue())
+
+    def resume(self) -> None:
+        """Go on where the last checkpoint left off, if there is one."""
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            return
+        try:
+            state = torch.load(path, map_location=self.task.device, weights_only=True)
+        except Exception as error:
+            raise LabError(f"{path} cannot be read ({error}); delete it to start over") from error
+        lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
+            group["lr"] = lr  # the tensor that a captured step will read
+        self.epoch, self.late = state["epoch"], state["late"]
+        self.average, self.averaged = state["average"], state["averaged"]
+        self.rows, self.dynamics = json.loads(state["rows"]), json.loads(state["dynamics"])
+        self.seconds = state["seconds"]
+
+    def finish(self) -> Record:
+        """Write the record and take the checkpoint away."""
+        result = {**self.rows[-1], **self.task.result(self.rows)}
+        if self.average and self.rows[-1]["train_loss"] is not None:
+            averaged = self.evaluate(self.averaged_model())
+            result |= {f"swa_{name}": value.item() for name, value in averaged.items()}
+        if self.rows[-1]["train_loss"] is None:
+            result["diverged_at"] = self.epoch
+        record = Record(
+            config=self.config,
+            status=FINISHED,
+            result=result,
+            environment=environment.describe(self.task.device, self.seconds, self.warnings),
+            metrics=self.rows,
+            dynamics=self.dynamics,
+            arrays=self.task.arrays(self.model),
+        )
+        save(record, self.folder)
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        return record
+
+
+def train(
+    config: RunConfig,
+    folder: Path,
+    *,
+    device: torch.device | str = "cpu",
+    data_dir: Path | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Record:
+    """Train one run to its end, or to the moment ``stop`` says so."""
+    task = make_task(config, torch.device(device), data_dir)
+    run = Run(config, task, folder)
+    saved = time.monotonic()
+    while not run.over:
+        started = time.monotonic()
+        for _ in run.train(task.batches(run.epoch)):
+            pass
+        row = run.collect()
+        now = time.monotonic()
+        run.seconds += now - started
+        if progress:
+            progress(config, run.epoch, row or {})
+        if stop() or now - saved > checkpoint_seconds:
+            run.checkpoint()
+            saved = now
+        if stop() and not run.over:
+            raise Stopped(config.id)
+    return run.finish()
+
+
+def make_task(config: RunConfig, device: torch.device, data_dir: Path | None) -> Task:
+    return task_class(config.task)(config, device, data_dir)
+
+
+def failed(config: RunConfig, error: BaseException, folder: Path) -> Record:
+    """The record of a run that broke; the next attempt replaces it."""
+    cause = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+    record = Record(config, FAILED, environment=environment.describe(), error=cause)
+    save(record, folder)
+    return record
+
+
+def new_model(task: Task) -> nn.Module:
+    """The same weights for every optimizer of a seed, on any device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(task.seed_of(-1, purpose=2))
+        return task.model().to(task.device)
+
+
+def calibrate(model: nn.Module, task: Task) -> None:
+    """Statistics of BatchNorm for weights it has never seen, as the mean over batches."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [m.momentum for m in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+    model.train()
+    for stack in task.calibration() if norms else []:
+        for batch in zip(*stack, strict=True):
+            task.loss(model, batch, Phase())
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
+def diagnostics_by_id(optimizer: Any) -> dict[int, dict[str, Any]]:
+    """AdamO's diagnostics by the identity of the parameter, guard flags gathered."""
+    values = optimizer.diagnostics()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        id(p): {
+            **{name: seen[name] for name in LOGGED if name in seen},
+            "guard": {k[len("guard_") :]: v for k, v in seen.items() if k.startswith("guard_")},
+        }
+        for p, seen in zip(parameters, values.values(), strict=True)
+    }
+
+
+def rounded(value: Any) -> Any:
+    """Plain numbers with five digits, at any depth; guard flags become the list of those set."""
+    if isinstance(value, dict):
+        return {
+            k: sorted(name for name, flag in v.items() if flag) if k == "guard" else rounded(v)
+            for k, v in value.items()
+        }
+    number = float(value)
+    return float(f"{number:.5g}") if math.isfinite(number) else None
+
+
+def spread(total: float, squares: float, steps: int) -> Row:
+    """Mean and standard deviation of the gradient's norm over the steps of an epoch."""
+    mean = total / max(steps, 1)
+    variance = max(squares / max(steps, 1) - mean * mean, 0.0)
+    return {"gradient_norm": mean, "gradient_norm_sd": math.sqrt(variance)}
