@@ -48,6 +48,16 @@ REGISTRY: dict[str, Entry] = {
     "adamo_no_curvature": Entry("AdamO w/o Curvature", "#999999", "-.", "adamo", "shape"),
 }
 
+# AdamO's defaults, spelled out: a record must not change its meaning when they do. A test compares.
+OURS = {
+    "weight_decay": 1e-3,
+    "radial_lr_ratio": 100.0,
+    "curvature_target": "auto",
+    "tangential": "additive",
+    "decay_lr": "radial",
+    "guard": True,
+}
+
 # --- CIFAR-100: section 3.1 of the paper. τ_target is printed nowhere; 1 makes Eq. 6 read η_ρ/√τ.
 # "late" takes effect when the protocol switches projection on (epoch 200 of 300).
 LATE = {"delta": 0.1, "wd_ratio": 0.5}
@@ -64,9 +74,9 @@ CIFAR100: dict[str, Hyper] = {
     "adamw_tuned": {"lr": 8e-4, "weight_decay": 0.5},
     "adamp": {"lr": 8e-4, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "swa_lr": 0.0125},
-    "adamo": {"lr": 8e-4},
-    "adamo_no_decay": {"lr": 8e-4, "weight_decay": 0.0},
-    "adamo_angular": {"lr": 8e-4, "tangential": "angular"},
+    "adamo": {**OURS, "lr": 8e-4},
+    "adamo_no_decay": {**OURS, "lr": 8e-4, "weight_decay": 0.0},
+    "adamo_angular": {**OURS, "lr": 8e-4, "tangential": "angular"},
     "adamo_paper": {**PAPER, "late": LATE},
     "adamo_isotropic": {**PAPER, "late": LATE, "decay_lr": "tangential"},
     "adamo_no_projection": {**PAPER},
@@ -74,16 +84,16 @@ CIFAR100: dict[str, Hyper] = {
     "adamo_no_curvature": {**PAPER, "late": LATE, "curvature_target": None},
 }
 
-# --- Modular addition: "learning rate 10⁻³ and weight decay 1.0" for every optimizer (appendix A.5).
+# --- Modular addition, appendix A.5: "learning rate 10⁻³ and weight decay 1.0" for every optimizer.
 # That is AdamW's decay; the literal AdamO with λ = 1 destroys its weights, and is kept to show it.
 GROKKING: dict[str, Hyper] = {
     "adam": {"lr": 1e-3},
     "adamw": {"lr": 1e-3, "weight_decay": 1.0},
     "adamp": {"lr": 1e-3, "weight_decay": 1.0, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "adamo": {"lr": 1e-3},
-    "adamo_no_decay": {"lr": 1e-3, "weight_decay": 0.0},
-    "adamo_angular": {"lr": 1e-3, "tangential": "angular"},
+    "adamo": {**OURS, "lr": 1e-3},
+    "adamo_no_decay": {**OURS, "lr": 1e-3, "weight_decay": 0.0},
+    "adamo_angular": {**OURS, "lr": 1e-3, "tangential": "angular"},
     "adamo_paper": {
         "lr": 1e-3,
         "radial_lr": 1e-3,
@@ -91,10 +101,10 @@ GROKKING: dict[str, Hyper] = {
         "curvature_target": 1.0,
         "guard": False,
     },
-    "adamo_isotropic": {"lr": 1e-3, "weight_decay": 1.0, "decay_lr": "tangential"},
-    "adamo_no_projection": {"lr": 1e-3},
-    "adamo_no_dimension": {"lr": 1e-3, "low_dim": None},
-    "adamo_no_curvature": {"lr": 1e-3, "curvature_target": None},
+    "adamo_isotropic": {**OURS, "lr": 1e-3, "weight_decay": 1.0, "decay_lr": "tangential"},
+    "adamo_no_projection": {**OURS, "lr": 1e-3},
+    "adamo_no_dimension": {**OURS, "lr": 1e-3, "low_dim": None},
+    "adamo_no_curvature": {**OURS, "lr": 1e-3, "curvature_target": None},
 }
 
 SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
@@ -102,14 +112,14 @@ SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
     "adamw": {"lr": 1e-3, "weight_decay": 0.01},
     "adamp": {"lr": 1e-3, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "adamo": {"lr": 1e-3},
-    "adamo_no_decay": {"lr": 1e-3, "weight_decay": 0.0},
-    "adamo_angular": {"lr": 1e-3, "tangential": "angular"},
+    "adamo": {**OURS, "lr": 1e-3},
+    "adamo_no_decay": {**OURS, "lr": 1e-3, "weight_decay": 0.0},
+    "adamo_angular": {**OURS, "lr": 1e-3, "tangential": "angular"},
     "adamo_paper": {**PAPER, "late": LATE},
-    "adamo_isotropic": {"lr": 1e-3, "decay_lr": "tangential"},
-    "adamo_no_projection": {"lr": 1e-3},
-    "adamo_no_dimension": {"lr": 1e-3, "low_dim": None},
-    "adamo_no_curvature": {"lr": 1e-3, "curvature_target": None},
+    "adamo_isotropic": {**OURS, "lr": 1e-3, "decay_lr": "tangential"},
+    "adamo_no_projection": {**OURS, "lr": 1e-3},
+    "adamo_no_dimension": {**OURS, "lr": 1e-3, "low_dim": None},
+    "adamo_no_curvature": {**OURS, "lr": 1e-3, "curvature_target": None},
 }
 
 TOY2D: dict[str, Hyper] = {

@@ -206,7 +206,7 @@ def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
     import numpy as np
 
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 

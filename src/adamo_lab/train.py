@@ -31,7 +31,14 @@ CHECKPOINT = "checkpoint.pt"
 SNAPSHOTS = "snapshots"
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints; an epoch that takes longer gets one each
 SNAPSHOTS_OF_DYNAMICS = 40  # a run
-LOGGED = ("gradient_norm", "eta_radial", "tau", "angle", "radial_share_gradient", "radial_share_update")
+LOGGED = (
+    "gradient_norm",
+    "eta_radial",
+    "tau",
+    "angle",
+    "radial_share_gradient",
+    "radial_share_update",
+)
 SWA_LR = 1e-4  # the paper's
 
 Progress = Callable[[RunConfig, int, Row], None]  # epoch, and the last row
@@ -46,6 +53,7 @@ class Run:
 
     def __init__(self, config: RunConfig, task: Task, folder: Path, *, graph: bool = False) -> None:
         self.config, self.task, self.folder = config, task, folder
+        self.loss = task.loss
         self.model = new_model(task)
         self.optimizer, self.warnings = optimizers.build(
             config.optimizer, config.hyper, self.model, task.example(), graph=graph
@@ -68,8 +76,11 @@ class Run:
 
     @property
     def over(self) -> bool:
-        diverged = bool(self.rows) and self.rows[-1]["train_loss"] is None
-        return self.epoch >= self.config.epochs or diverged
+        return self.epoch >= self.config.epochs or self.diverged
+
+    @property
+    def diverged(self) -> bool:
+        return bool(self.rows) and self.rows[-1]["train_loss"] is None
 
     def train(self, stacks: list[Batch]) -> Iterator[None]:
         """One epoch, step by step, and what is due after it; nothing here waits for a device."""
@@ -95,10 +106,11 @@ class Run:
 
     def step(self, batch: Batch, phase: Phase) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.task.loss(self.model, batch, phase)
+        loss = self.loss(self.model, batch, phase)
         loss.backward()
         if self.task.options.get("watch"):
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters()])
+            gradients = [p.grad for p in self.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
             self.gradients += torch.stack((norm, norm * norm))
         self.optimizer.step()
         self.total += loss.detach()
@@ -124,8 +136,7 @@ class Run:
         if "dynamics" in self.pending:
             weights = rounded(self.pending.pop("dynamics"))
             self.dynamics.append({"epoch": self.epoch, "weights": weights})
-        diverged = not math.isfinite(loss)
-        if diverged and "metrics" not in self.pending:
+        if not math.isfinite(loss) and "metrics" not in self.pending:
             self.pending["metrics"] = self.evaluate(self.model)
         if "metrics" not in self.pending:
             return None
@@ -134,7 +145,8 @@ class Run:
         if "weight_norm" in self.pending:
             row["weight_norm"] = self.pending.pop("weight_norm").item()
         if self.task.options.get("watch"):
-            row |= spread(*self.gradients.tolist(), self.steps)
+            total, squares = self.gradients.tolist()
+            row |= spread(total, squares, self.steps)
         self.rows.append(finite(row))
         return self.rows[-1]
 
@@ -246,10 +258,10 @@ class Run:
     def finish(self) -> Record:
         """Write the record and take the checkpoint away."""
         result = {**self.rows[-1], **self.task.result(self.rows)}
-        if self.average and self.rows[-1]["train_loss"] is not None:
+        if self.average and not self.diverged:
             averaged = self.evaluate(self.averaged_model())
             result |= {f"swa_{name}": value.item() for name, value in averaged.items()}
-        if self.rows[-1]["train_loss"] is None:
+        if self.diverged:
             result["diverged_at"] = self.epoch
         record = Record(
             config=self.config,

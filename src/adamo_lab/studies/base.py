@@ -8,6 +8,7 @@ from typing import Any
 
 from ..optimizers import settings
 from ..records import RunConfig
+from ..tasks import all_options
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def run(
         seed=seed,
         epochs=max(1, round(epochs * request.scale)),
         hyper=settings(task, optimizer, hyper),
-        options={**options, **request.options},
+        options=all_options(task, {**options, **request.options}),
         scale=request.scale,
         synthetic=request.synthetic,
     )

@@ -94,7 +94,7 @@ TABLE1 = Study(
         ),
         Claim(
             "AdamO-Isotropic is indistinguishable from AdamW (within half a point).",
-            "swa_test_accuracy", "adamo_isotropic", "=", "adamw", margin=0.005, source="section 3.2",
+            "swa_test_accuracy", "adamo_isotropic", "=", "adamw", 0.005, "section 3.2",
         ),
         Claim(
             "Without projection AdamO is less accurate.",

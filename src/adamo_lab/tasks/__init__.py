@@ -1,27 +1,117 @@
-"""The tasks by name. Importing one imports torch; the list alone does not."""
+"""The tasks by name, with their options. Importing one imports torch; this table does not."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LabError
 
 if TYPE_CHECKING:
     from .base import Task
 
-# name: what `adamo-lab list` says about it
+
+@dataclass(frozen=True)
+class Info:
+    """What can be said about a task without running it."""
+
+    about: str
+    epochs: int  # the full length
+    defaults: Mapping[str, Any]  # every option; a run's config holds them all
+
+
+# "watch" records the spread of the gradient's norm, "snapshots" keeps weights for a landscape.
+WATCHING = {"watch": False, "snapshots": False}
+
 TASKS = {
-    "cifar100": "ResNet-18 on CIFAR-100, the paper's protocol (needs the data; a GPU is advised)",
-    "digits": "a small BatchNorm network on scikit-learn's handwritten digits: seconds on a CPU",
-    "grokking": "modular addition, p = 97: when does generalization set in?",
-    "language": "a small GPT on Tiny Shakespeare (characters) or WikiText-2 (words)",
-    "toy2d": "two spirals in the plane: decision boundaries and norms",
+    "cifar100": Info(
+        "ResNet-18 on CIFAR-100, the paper's protocol (needs the data; a GPU is advised)",
+        300,
+        {
+            "batch": 128,
+            "precision": "bfloat16",
+            "holdout": 0,  # training images kept for validation; the test set is then not touched
+            "every": None,  # epochs between two evaluations; None: about a hundred a run
+            "stem": "3x3",
+            "width": 64,
+            "channels_last": True,
+            "swa": True,
+            "smoothing": 0.1,
+            **WATCHING,
+        },
+    ),
+    "digits": Info(
+        "a small BatchNorm network on scikit-learn's handwritten digits: seconds on a CPU",
+        40,
+        {"batch": 50, "width": 32, **WATCHING},
+    ),
+    "grokking": Info(
+        "modular addition, p = 97: when does generalization set in?",
+        5000,
+        {
+            "p": 97,
+            "train_share": 0.3,
+            "batch": 512,
+            "width": 128,
+            "model": "embedding",  # or "one-hot"
+            "every": 10,
+            **WATCHING,
+        },
+    ),
+    "language": Info(
+        "a small GPT on Tiny Shakespeare (characters) or WikiText-2 (words)",
+        50,
+        {
+            "corpus": "shakespeare",  # or "wikitext2"
+            "layers": 2,
+            "heads": 4,
+            "width": 96,
+            "context": 128,
+            "batch": 32,
+            "steps": 100,  # in one round, which is this task's epoch
+            "dropout": 0.0,
+            "warmup": 0.04,
+            "precision": "float32",
+            "every": None,
+            **WATCHING,
+        },
+    ),
+    "toy2d": Info(
+        "two spirals in the plane: decision boundaries and norms",
+        1000,
+        {
+            "points": 200,
+            "noise": 0.12,
+            "batch": 50,
+            "width": 64,
+            "every": 10,
+            "resolution": 80,
+            **WATCHING,
+        },
+    ),
 }
 
 
-def task_class(name: str) -> type[Task]:
-    """The class of a task, or one sentence that names the choices."""
+def info(name: str) -> Info:
+    """The table's entry, or one sentence that names the choices."""
     if name not in TASKS:
         raise LabError(f"unknown task {name!r}; known are {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def task_class(name: str) -> type[Task]:
+    """The class of a task; imports torch."""
+    info(name)
     return import_module(f"{__package__}.{name}").TASK
+
+
+def all_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's options with a user's changes, every name checked."""
+    defaults = info(name).defaults
+    for option in changes:
+        if option not in defaults:
+            known = ", ".join(defaults)
+            raise LabError(f"{name} has no option {option!r}; it has {known}")
+    return {**defaults, **changes}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..records import Row, RunConfig
+from . import all_options
 
 Batch = tuple[Tensor, ...]
 
@@ -36,15 +37,16 @@ class Task(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     unit: ClassVar[str] = "epoch"
-    defaults: ClassVar[dict[str, Any]] = {}
-    epochs: ClassVar[int]  # the full length
 
     def __init__(self, config: RunConfig, device: torch.device, data_dir: Path | None) -> None:
         self.config = config
-        self.options = {**self.defaults, **config.options}
+        self.options = self.all_options(config)
         self.device = device
         self.data_dir = data_dir
         self.load()
+
+    def all_options(self, config: RunConfig) -> dict[str, Any]:
+        return all_options(self.name, config.options)
 
     @abstractmethod
     def load(self) -> None:
@@ -67,7 +69,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
-        """The training loss of one batch. May be compiled and captured: nothing reads the device."""
+        """The training loss of one batch; may be compiled and captured, so it reads no device."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:

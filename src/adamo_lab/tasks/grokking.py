@@ -63,15 +63,6 @@ MODELS = {"embedding": EmbeddingMLP, "one-hot": OneHotMLP}
 class Grokking(Task):
     name = "grokking"
     title = "Modular addition"
-    epochs = 5000
-    defaults = {  # noqa: RUF012
-        "p": 97,
-        "train_share": 0.3,
-        "batch": 512,
-        "width": 128,
-        "model": "embedding",
-        "every": 10,
-    }
 
     def load(self) -> None:
         p = self.options["p"]

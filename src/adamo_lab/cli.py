@@ -1,0 +1,367 @@
+"""The command ``adamo-lab``. Heavy imports wait inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .errors import LabError
+
+if TYPE_CHECKING:
+    from .engines import Outcome, Setup
+    from .records import RunConfig
+    from .studies import Study
+
+INTERRUPTED = 130  # the exit status that shells use for it
+
+app = typer.Typer(
+    name="adamo-lab",
+    help="Rerun the AdamO paper on real data, or compare AdamO with what you use today.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+Out = Annotated[Path, typer.Option(help="Folder for the records.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Where the data are. Default: $ADAMO_DATA or ~/.cache/adamo-lab."),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: the GPU if there is one.")]
+EngineName = Annotated[str, typer.Option(help="auto, serial, processes, cuda or ray.")]
+Workers = Annotated[
+    int, typer.Option(min=0, help="Runs at a time. 0: one per core, or 8 on a GPU.")
+]
+Seeds = Annotated[str, typer.Option(help="How many (3), or which (0,1,2 or 5-9).")]
+Scale = Annotated[float, typer.Option(help="0.1 runs a tenth of every run's epochs.")]
+Synthetic = Annotated[bool, typer.Option(help="Use small made-up data, and say so everywhere.")]
+TensorBoardFlag = Annotated[bool, typer.Option(help="Also write TensorBoard files.")]
+RayAddress = Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, a local one.")]
+Optimizers = Annotated[
+    list[str], typer.Option("--optimizer", "-o", help="Which optimizer; may be given again.")
+]
+Options = Annotated[
+    list[str], typer.Option("--option", help="Of the task, as name=value; may be given again.")
+]
+
+
+@app.command("list")
+def list_() -> None:
+    """Tasks, optimizers and studies.
+
+    Example: adamo-lab list
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from .optimizers import REGISTRY, SETTINGS
+    from .studies import STUDIES
+    from .tasks import TASKS
+
+    console = Console()
+    table = Table(
+        "study", "what it is", title="Studies: adamo-lab study NAME", title_justify="left"
+    )
+    for s in STUDIES.values():
+        table.add_row(s.name, f"{s.title}. {s.about}")
+    console.print(table)
+    table = Table("task", "what it is", title="Tasks: adamo-lab run NAME", title_justify="left")
+    for name, task in TASKS.items():
+        table.add_row(name, task.about)
+    console.print(table)
+    table = Table("optimizer", "label", "on CIFAR-100", title="Optimizers", title_justify="left")
+    for name, what in REGISTRY.items():
+        hyper = ", ".join(f"{k}={v}" for k, v in SETTINGS["cifar100"].get(name, {}).items())
+        table.add_row(name, what.label, hyper)
+    console.print(table)
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(help="A task, as `adamo-lab list` shows them.")],
+    optimizer: Optimizers = ["adamw", "adamo"],  # noqa: B006
+    seeds: Seeds = "1",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the task's.")] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="Of the optimizers, as name=value; again for more.")
+    ] = [],  # noqa: B006
+    option: Options = [],  # noqa: B006
+    out: Out = Path("lab-output"),
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    workers: Workers = 0,
+    synthetic: Synthetic = False,
+    tensorboard: TensorBoardFlag = False,
+    ray_address: RayAddress = None,
+) -> None:
+    """Train a task with one or more optimizers.
+
+    Example: adamo-lab run digits -o adamw -o adamo --seeds 3 --set lr=3e-3
+    """
+    configs = configs_of(
+        task, optimizer, parse_seeds(seeds), epochs, [pairs(set_)], pairs(option), synthetic
+    )
+    setup = make_setup(out, task, data_dir, device, workers, ray_address)
+    leave(train(configs, setup, engine, tensorboard))
+
+
+@app.command()
+def study(
+    name: Annotated[str, typer.Argument(help="table1, table2, …: see `adamo-lab list`.")],
+    seeds: Seeds = "",
+    scale: Scale = 1.0,
+    option: Options = [],  # noqa: B006
+    out: Out = Path("lab-output"),
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    workers: Workers = 0,
+    synthetic: Synthetic = False,
+    tensorboard: TensorBoardFlag = False,
+    ray_address: RayAddress = None,
+) -> None:
+    """Rerun one table or figure of the paper. The same command goes on after an interruption.
+
+    Example: adamo-lab study table2 --seeds 3
+    """
+    from .studies import Request
+    from .studies import study as find
+
+    chosen = find(name)
+    if not 0 < scale <= 1:
+        raise LabError(f"--scale must be above 0 and at most 1, got {scale:g}")
+    request = Request(parse_seeds(seeds or str(chosen.seeds)), scale, synthetic, pairs(option))
+    configs = chosen.runs(request)
+    setup = make_setup(out, name, data_dir, device, workers, ray_address)
+    outcomes = train(configs, setup, engine, tensorboard)
+    draw_landscape(chosen, configs, setup, outcomes)
+    leave(outcomes)
+
+
+@app.command()
+def sweep(
+    task: Annotated[str, typer.Argument(help="A task, as `adamo-lab list` shows them.")],
+    grid: Annotated[list[str], typer.Option(help="name=value,value,…; the product of all is run.")],
+    optimizer: Optimizers = ["adamw"],  # noqa: B006
+    seeds: Seeds = "1",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the task's.")] = None,
+    option: Options = [],  # noqa: B006
+    out: Out = Path("lab-output"),
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    engine: EngineName = "auto",
+    workers: Workers = 0,
+    synthetic: Synthetic = False,
+    tensorboard: TensorBoardFlag = False,
+    ray_address: RayAddress = None,
+) -> None:
+    """Train a task over a grid of hyper-parameters.
+
+    Example: adamo-lab sweep digits -o adamw --grid lr=1e-3,3e-3 --grid weight_decay=0.01,0.1
+    """
+    axes = {name: values.split(",") for name, values in map(split_pair, grid)}
+    changes = [
+        dict(zip(axes, map(parse, values), strict=True))
+        for values in itertools.product(*axes.values())
+    ]
+    configs = configs_of(
+        task, optimizer, parse_seeds(seeds), epochs, changes, pairs(option), synthetic
+    )
+    setup = make_setup(out, f"sweep-{task}", data_dir, device, workers, ray_address)
+    leave(train(configs, setup, engine, tensorboard))
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="Folder of records.")] = Path("lab-output"),
+    out: Annotated[Path | None, typer.Option(help="Default: RESULTS/report.")] = None,
+) -> None:
+    """Make one page with every table and figure from the records alone.
+
+    Example: adamo-lab report results --out report
+    """
+    from .report import write_report
+
+    print(write_report(results, out or results / "report"))
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="cifar100 or shakespeare.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Download a data set and check it.
+
+    Example: adamo-lab data cifar100 --data-dir ~/data
+    """
+    from .data import download
+
+    print(download(name, data_dir))
+
+
+@app.command()
+def demo(
+    out: Out = Path("demo-output"),
+    quick: Annotated[bool, typer.Option(help="A fraction of it, to see that it works.")] = False,
+    workers: Workers = 0,
+) -> None:
+    """AdamW and AdamO side by side in about three minutes, then a page that shows what happened.
+
+    Example: adamo-lab demo --quick
+    """
+    from .demo import demo_runs
+    from .report import write_report
+
+    setup = make_setup(out, "records", None, "cpu", workers, None)
+    outcomes = train(demo_runs(quick), setup, "processes", False)
+    page = write_report(setup.out, out / "report")
+    print(f"\nThe report: {page}")
+    leave(outcomes)
+
+
+def main() -> None:
+    """Run the command; what a user can mend is one sentence and a non-zero exit."""
+    try:
+        app()
+    except LabError as error:
+        print(f"adamo-lab: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+# --- from words to runs
+
+
+def configs_of(
+    task: str,
+    optimizers: Iterable[str],
+    seeds: Iterable[int],
+    epochs: int | None,
+    changes: Iterable[dict[str, Any]],
+    options: dict[str, Any],
+    synthetic: bool,
+) -> list[RunConfig]:
+    """All combinations, every name checked before the first run starts."""
+    from .optimizers import legal_arguments, settings
+    from .records import RunConfig
+    from .tasks import all_options, info
+
+    full = info(task).epochs
+    options = all_options(task, options)
+    configs = []
+    for seed, name, change in itertools.product(seeds, optimizers, changes):
+        hyper = settings(task, name, change)
+        if unknown := sorted(set(change) - legal_arguments(name)):
+            raise LabError(f"{name} has no hyper-parameter {unknown[0]!r}")
+        configs.append(RunConfig(task, name, seed, epochs or full, hyper, options, 1.0, synthetic))
+    return configs
+
+
+def make_setup(
+    out: Path,
+    name: str,
+    data_dir: Path | None,
+    device: str,
+    workers: int,
+    ray_address: str | None,
+) -> Setup:
+    from .engines import Setup, resolve_device
+    from .processes import cores
+
+    kind = str(resolve_device(device))
+    on_gpu = kind.startswith("cuda")
+    return Setup(
+        out=out / name,
+        root=out,
+        data_dir=data_dir,
+        device=kind,
+        workers=workers or (8 if on_gpu else cores()),
+        checkpoint_seconds=120.0 if on_gpu else 30.0,
+        ray_address=ray_address,
+    )
+
+
+def train(configs: list[RunConfig], setup: Setup, engine: str, tensorboard: bool) -> list[Outcome]:
+    """Train with a display that suits the terminal."""
+    from rich.console import Console
+
+    from .engines import View, Views, run_all
+    from .progress import Bars, Lines, TensorBoard
+
+    console = Console()
+    if any(config.synthetic for config in configs):
+        console.print("[yellow]Made-up data: the numbers say nothing about the real task.")
+    with Bars(console, len(configs)) if console.is_terminal else Lines(console) as display:
+        views: list[View] = [display]
+        if tensorboard:
+            views.append(TensorBoard(setup.out / "tensorboard"))
+        return run_all(configs, setup, engine, Views(views))
+
+
+def draw_landscape(
+    chosen: Study, configs: list[RunConfig], setup: Setup, outcomes: list[Outcome]
+) -> None:
+    """Figure 2 needs more than its runs: the loss on the plane that their paths span."""
+    ended_well = all(o.status in ("finished", "known") for o in outcomes)
+    if chosen.kind != "landscape" or not ended_well:
+        return
+    from .landscape import landscape
+
+    for seed in sorted({config.seed for config in configs}):
+        folders = [setup.folder(config) for config in configs if config.seed == seed]
+        record = landscape(folders, setup.out, data_dir=setup.data_dir, device=setup.device)
+        print(f"landscape of seed {seed}: {record.id}")
+
+
+def leave(outcomes: list[Outcome]) -> None:
+    """The exit status: 1 when a run failed, 130 when it was stopped."""
+    statuses = {outcome.status for outcome in outcomes}
+    if "failed" in statuses:
+        raise typer.Exit(1)
+    if "stopped" in statuses:
+        raise typer.Exit(INTERRUPTED)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """``3`` is the first three, ``0,2`` these two, ``5-9`` five of them."""
+    try:
+        if "," in text:
+            seeds = tuple(int(part) for part in text.split(",") if part)
+        elif "-" in text:
+            first, last = map(int, text.split("-"))
+            seeds = tuple(range(first, last + 1))
+        else:
+            seeds = tuple(range(int(text)))
+    except ValueError:
+        seeds = ()
+    if not seeds or min(seeds) < 0:
+        raise LabError(f"--seeds takes a count (3), a list (0,2) or a range (5-9), got {text!r}")
+    return seeds
+
+
+def pairs(texts: Iterable[str]) -> dict[str, Any]:
+    return {name: parse(value) for name, value in map(split_pair, texts)}
+
+
+def split_pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise LabError(f"expected name=value, got {text!r}")
+    return name, value
+
+
+def parse(text: str) -> Any:
+    """A JSON value where it is one (1e-3, true, null), else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

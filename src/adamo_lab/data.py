@@ -1,0 +1,426 @@
+"""Where data come from: a folder of the user's, or a download that the user asked for.
+
+Nothing here trusts a file before it is checked: archives and downloads by their published
+checksums, images by their number and labels, texts by their checksum or number of tokens. Pickles
+are read without running anything they name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import http.client
+import os
+import pickle
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import LabError, writing
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+IMAGES = {"train": 50_000, "test": 10_000}
+IMAGE = 3 * 32 * 32  # bytes: planes of red, green and blue
+CLASSES, SUPERCLASSES = 100, 20
+# With one <eos> for every line end: 2,051,910 words and 36,718 line ends are 2,088,628 tokens.
+TOKENS = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
+VOCABULARY = 33_278  # of the training text, <eos> and <unk> among them
+CHUNK = 1 << 20
+TIMEOUT = 30.0  # seconds without a byte
+NETWORK = (OSError, http.client.HTTPException)
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file on the network, and how to know that it is the right one."""
+
+    url: str
+    file: str  # its name in the data folder
+    algorithm: str
+    checksum: str
+
+
+CIFAR_BINARY = Remote(
+    "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+    "cifar-100-binary.tar.gz",
+    "md5",
+    "03b5dce01913d631647c71ecec9e9cb8",
+)
+CIFAR_PYTHON = Remote(
+    "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    "cifar-100-python.tar.gz",
+    "md5",
+    "eb9058c3a382ffc7106e4002c42a8d85",
+)
+SHAKESPEARE = Remote(
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "tinyshakespeare.txt",
+    "sha256",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+)
+DOWNLOADS = ("cifar100", "shakespeare")
+
+
+def folder(data_dir: Path | None) -> Path:
+    """The user's folder: the argument, else ``$ADAMO_DATA``, else ``~/.cache/adamo-lab``."""
+    chosen = data_dir or os.environ.get("ADAMO_DATA") or "~/.cache/adamo-lab"
+    return Path(chosen).expanduser()
+
+
+def missing(title: str, name: str, where: Path) -> LabError:
+    return LabError(
+        f"{title} is not in {where}; run `adamo-lab data {name}` to download it, "
+        f"or point --data-dir at your copy"
+    )
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name the file and the cause when it cannot be read."""
+    try:
+        yield
+    except (OSError, EOFError, UnicodeError, zipfile.BadZipFile, zlib.error) as error:
+        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise LabError(f"cannot read {path} ({cause}); put a new copy there") from error
+
+
+# --- CIFAR-100
+
+
+@dataclass(frozen=True)
+class Cifar100Files:
+    """The two files of CIFAR-100, as official records or as official pickles."""
+
+    train: Path
+    test: Path
+    pickled: bool
+
+    def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Images [n, 32, 32, 3] of bytes and fine labels [n] of int64; "train" or "test"."""
+        path = self.train if split == "train" else self.test
+        pixels, labels = (read_pickle if self.pickled else read_records)(path, IMAGES[split])
+        images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(images), labels.astype(np.int64)
+
+
+def find_cifar100(data_dir: Path | None) -> Cifar100Files:
+    """CIFAR-100 in a folder, in its ``cifar-100-*`` subfolder, or in an official archive there."""
+    where = folder(data_dir)
+    if found := unpacked_cifar100(where):
+        return found
+    for remote in (CIFAR_BINARY, CIFAR_PYTHON):
+        archive = where / remote.file
+        if archive.is_file():
+            verify(archive, remote)
+            extract(archive)
+            return find_cifar100(where)
+    raise missing("CIFAR-100", "cifar100", where)
+
+
+def unpacked_cifar100(where: Path) -> Cifar100Files | None:
+    for name, suffix in (("cifar-100-binary", ".bin"), ("cifar-100-python", "")):
+        for place in (where, where / name):
+            files = [place / f"{split}{suffix}" for split in ("train", "test")]
+            if all(file.is_file() for file in files):
+                return Cifar100Files(*files, pickled=not suffix)
+    return None
+
+
+def read_records(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """A record is a byte of coarse label, a byte of fine label and the image."""
+    size, expected = path.stat().st_size, count * (2 + IMAGE)
+    if size != expected:
+        raise LabError(f"{path} has {size} bytes, not {expected}; put a new copy there")
+    with reading(path):
+        records = np.fromfile(path, np.uint8).reshape(count, 2 + IMAGE)
+    checked_labels(path, records[:, 0], SUPERCLASSES)
+    return records[:, 2:], checked_labels(path, records[:, 1], CLASSES)
+
+
+def read_pickle(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """A dict with ``data``, an array [count, 3072] of bytes, and ``fine_labels``, a list."""
+    try:
+        with open(path, "rb") as file:
+            content = Unpickler(file, encoding="bytes").load()
+        content = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
+        pixels, labels = content["data"].array(), np.array(content["fine_labels"])
+    except Exception as error:  # a damaged or hostile pickle can raise anything
+        raise LabError(
+            f"{path} is not a pickle of CIFAR-100 ({type(error).__name__}: {error}); "
+            f"put a new copy there"
+        ) from error
+    if pixels.shape != (count, IMAGE) or labels.shape != (count,) or labels.dtype.kind not in "iu":
+        raise LabError(f"{path} does not hold {count} labelled images; put a new copy there")
+    return pixels, checked_labels(path, labels, CLASSES)
+
+
+def checked_labels(path: Path, labels: np.ndarray, classes: int) -> np.ndarray:
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise LabError(f"{path} has labels outside 0 to {classes - 1}; put a new copy there")
+    return labels
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads the official pickles, and nothing else that a pickle could name.
+
+    NumPy's own functions are not called either: stand-ins take what the file would hand to them.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed: Mapping[tuple[str, str], Any] = {
+            ("numpy.core.multiarray", "_reconstruct"): PickledArray,
+            ("numpy._core.multiarray", "_reconstruct"): PickledArray,
+            ("numpy", "ndarray"): "ndarray",
+            ("numpy", "dtype"): PickledType,
+        }
+        if (module, name) not in allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return allowed[module, name]
+
+
+class PickledType:
+    """What a pickle says about a dtype; only bytes can be made of it."""
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        self.code = code.decode() if isinstance(code, bytes) else code
+
+    def __setstate__(self, state: Any) -> None:
+        """Byte order and the like mean nothing for bytes."""
+
+
+class PickledArray:
+    """What a pickle says about an array of bytes."""
+
+    def __init__(self, *_: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        _, shape, kind, fortran, data = self.state
+        if kind.code not in ("u1", "uint8") or fortran:
+            raise ValueError(f"an array of {kind.code} in place of bytes")
+        return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+@lru_cache(maxsize=8)
+def cifar100(split: str, where: Path, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Images [n, 32, 32, 3] uint8 and labels [n] on a device; all runs of a process share them."""
+    import torch
+
+    images, labels = find_cifar100(where).read(split)
+    return torch.from_numpy(images).to(device), torch.from_numpy(labels).to(device)
+
+
+# --- texts
+
+
+def shakespeare(data_dir: Path | None) -> str:
+    """Tiny Shakespeare: 1,115,394 characters."""
+    where = folder(data_dir)
+    for name in (SHAKESPEARE.file, "tinyshakespeare/input.txt", "input.txt"):
+        path = where / name
+        if path.is_file():
+            verify(path, SHAKESPEARE)
+            with reading(path):
+                return path.read_bytes().decode()
+    raise missing("Tiny Shakespeare", "shakespeare", where)
+
+
+def wikitext2(split: str, data_dir: Path | None) -> list[str]:
+    """The words of a split ("train", "valid" or "test"), with ``<eos>`` for every line end."""
+    where = folder(data_dir)
+    for path, read in wikitext2_files(split, where).items():
+        if path.is_file():
+            with reading(path):
+                words = read(path).decode().replace("\n", " <eos> ").split()
+            if len(words) != TOKENS[split]:
+                raise LabError(
+                    f"{path} has {len(words)} tokens, WikiText-2's {split} text has "
+                    f"{TOKENS[split]}; put a new copy there"
+                )
+            return words
+    names = ", ".join(path.name for path in wikitext2_files(split, where))
+    raise LabError(
+        f"WikiText-2 is not in {where}, and no official download exists any more; "
+        f"put one of these files there: {names}"
+    )
+
+
+def wikitext2_files(split: str, where: Path) -> dict[Path, Callable[[Path], bytes]]:
+    """Where a split may lie, and how each is read."""
+    member = f"wikitext-2/wiki.{split}.tokens"
+    return {
+        where / f"wikitext-2.{split}.txt": Path.read_bytes,
+        where / f"wikitext-2.{split}.txt.gz": lambda path: gzip.decompress(path.read_bytes()),
+        where / member: Path.read_bytes,
+        where / f"wiki.{split}.tokens": Path.read_bytes,
+        where / "wikitext-2-v1.zip": lambda path: read_member(path, member),
+    }
+
+
+def read_member(path: Path, name: str) -> bytes:
+    with zipfile.ZipFile(path) as archive:
+        if name not in archive.namelist():
+            raise zipfile.BadZipFile(f"no {name} in it")
+        return archive.read(name)
+
+
+# --- archives and downloads
+
+
+def checksum(path: Path, algorithm: str) -> str:
+    found = hashlib.new(algorithm, usedforsecurity=False)
+    with reading(path), open(path, "rb") as file:
+        while block := file.read(CHUNK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def verify(path: Path, remote: Remote) -> None:
+    """Refuse a file that is not the published one."""
+    found = checksum(path, remote.algorithm)
+    if found != remote.checksum:
+        raise LabError(
+            f"{path} has the {remote.algorithm} checksum {found} in place of "
+            f"{remote.checksum}; delete it or put a new copy there"
+        )
+
+
+def extract(archive: Path) -> None:
+    """Unpack beside the archive; its folder appears whole or not at all."""
+    if not hasattr(tarfile, "data_filter"):
+        raise LabError(f"this Python is too old to unpack {archive} safely; use 3.10.12 or newer")
+    with (
+        writing(archive.parent),
+        tempfile.TemporaryDirectory(dir=archive.parent, prefix=".unpacking-") as room,
+    ):
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(room, filter="data")
+        except (tarfile.TarError, EOFError) as error:
+            raise LabError(f"cannot unpack {archive}: {error}") from error
+        target = archive.parent / archive.name.removesuffix(".tar.gz")
+        unpacked = Path(room, target.name)
+        if not unpacked_cifar100(unpacked):
+            raise LabError(f"{archive} does not hold CIFAR-100; put a new copy there")
+        if not target.exists():
+            unpacked.rename(target)
+        elif not unpacked_cifar100(target):  # else another process was faster
+            raise LabError(f"{target} is incomplete; delete it, and {archive} will be unpacked")
+
+
+def download(name: str, data_dir: Path | None = None) -> Path:
+    """Fetch a data set from its official address, check it, and say where it lies."""
+    where = folder(data_dir)
+    if name == "cifar100":
+        if not unpacked_cifar100(where) and not (where / CIFAR_PYTHON.file).is_file():
+            fetch(CIFAR_BINARY, where)
+        return find_cifar100(where).train.parent
+    if name == "shakespeare":
+        fetch(SHAKESPEARE, where)
+        return where / SHAKESPEARE.file
+    if name == "wikitext2":
+        wikitext2("train", where)  # says which files it looks for
+        return where
+    raise LabError(f"unknown data set {name!r}; known are {', '.join(DOWNLOADS)} and wikitext2")
+
+
+def fetch(remote: Remote, where: Path) -> None:
+    """A file whole and checked under its name; what a broken transfer left is gone on with."""
+    target, part = where / remote.file, where / f"{remote.file}.part"
+    if target.is_file():
+        return verify(target, remote)
+    with writing(part):
+        where.mkdir(parents=True, exist_ok=True)
+    transfer(remote, part)
+    found = checksum(part, remote.algorithm)
+    if found != remote.checksum:
+        part.unlink()
+        raise LabError(
+            f"{remote.url} gave a file with the {remote.algorithm} checksum {found} in place of "
+            f"{remote.checksum}, so {part} was removed; try again, or {by_hand(remote, where)}"
+        )
+    with writing(target):
+        os.replace(part, target)
+
+
+def by_hand(remote: Remote, where: Path) -> str:
+    return f"fetch {remote.url} by hand and put it in {where} as {remote.file}"
+
+
+def transfer(remote: Remote, part: Path) -> None:
+    """Append to the part what it lacks."""
+    done = part.stat().st_size if part.exists() else 0
+    response = answer(remote, part, done)
+    if response is None:
+        return
+    resumed = response.headers.get("Content-Range", "").startswith(f"bytes {done}-")
+    done = done if resumed else 0  # a server without ranges starts over
+    total = None if response.length is None else done + response.length
+    with (
+        response,
+        progress(remote.file, done, total) as advance,
+        writing(part),
+        open(part, "ab" if resumed else "wb") as file,
+    ):
+        for block in blocks(response, remote.url):
+            file.write(block)
+            advance(len(block))
+
+
+def answer(remote: Remote, part: Path, done: int) -> Any:
+    """The server's response from a byte on; None when there is nothing behind that byte."""
+    headers = {"Range": f"bytes={done}-"} if done else {}
+    cure = by_hand(remote, part.parent)
+    try:
+        request = urllib.request.Request(remote.url, headers=headers)
+        return urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if done and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return None  # whether the part is whole, its checksum will tell
+        raise LabError(f"{remote.url} answered {error.code} {error.reason}; {cure}") from error
+    except NETWORK as error:
+        cause = getattr(error, "reason", error)
+        raise LabError(f"cannot reach {remote.url} ({cause}); {cure}") from error
+
+
+def blocks(response: Any, url: str) -> Iterator[bytes]:
+    """What a server sends; an early end is an error."""
+    cure = "run the command again to go on"
+    try:
+        while block := response.read(CHUNK):
+            yield block
+    except NETWORK as error:
+        raise LabError(f"{url} broke off ({error or type(error).__name__}); {cure}") from error
+    if response.length:
+        raise LabError(f"{url} broke off {response.length} bytes before the end; {cure}")
+
+
+@contextlib.contextmanager
+def progress(label: str, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on the terminal, where there is one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, completed=done, total=total)
+        yield lambda size: bar.advance(task, size)

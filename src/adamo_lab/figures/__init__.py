@@ -1,0 +1,17 @@
+"""Every figure, drawn from records alone: no torch, no GPU, no display."""
+
+from __future__ import annotations
+
+from ..grids import Grid
+from ..groups import Group
+from . import curves, dynamics, maps
+from .look import Drawing, style
+
+__all__ = ["Drawing", "draw"]
+
+
+def draw(group: Group, grids: list[Grid]) -> tuple[list[Drawing], list[Drawing]]:
+    """A group's figures: those to show at once, and the layer-by-layer ones."""
+    with style():
+        main = [*maps.boundaries(group), *maps.landscapes(group), *maps.heat_maps(group, grids)]
+        return [*main, *curves.draw(group)], dynamics.draw(group)

@@ -1,0 +1,172 @@
+"""What happens over training: test metrics, loss and norms, mean and range over the seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+
+from ..groups import YOURS, Group, Line
+from ..studies import STUDIES
+from ..tables import columns_of
+from ..verdicts import Summary
+from .look import Drawing, canvas, finish, legend_below, listed, plain
+
+MOST_LINES = 10  # beyond that, the best setting of each optimizer
+MOST_POINTS = 300
+MOST_FIGURES = 6
+NOT_DRAWN = {"epoch", "lr", "gradient_norm_sd"}
+LAST = ("train_loss", "weight_norm", "gradient_norm")  # after the metrics of the test data
+LABELS = {"weight_norm": "norm of all weights, ‖w‖", "gradient_norm": "norm of the gradient, ‖g‖"}
+
+
+def draw(group: Group) -> list[Drawing]:
+    """One figure a quantity, each small enough to read on a phone."""
+    lines = drawn_lines(group)
+    made = (figure(group, lines, key) for key in keys(group, lines))
+    return [drawing for drawing in made if drawing is not None]
+
+
+def drawn_lines(group: Group) -> list[Line]:
+    """All lines, or with a sweep's many the best of each optimizer."""
+    if len(group.lines) <= MOST_LINES:
+        return group.lines
+    column = columns_of(group)[0]
+    sign = 1 if column.metric.higher_is_better else -1
+
+    def score(line: Line) -> float:
+        mean = Summary.of(line.values(column.metric.key)).mean
+        return -np.inf if mean is None else sign * mean
+
+    best = {}
+    for line in sorted(group.lines, key=score):
+        best[line.optimizer] = line
+    return [line for line in group.lines if line is best[line.optimizer]]
+
+
+def keys(group: Group, lines: list[Line]) -> list[str]:
+    """What is worth a figure: test metrics first, then loss and norms."""
+    seen = {
+        key: None
+        for line in lines
+        for run in line.runs
+        for row in (*run.metrics[:1], *run.metrics[-1:])
+        for key, value in row.items()
+        if key not in NOT_DRAWN and not isinstance(value, (str, list, dict, bool))
+    }
+    tested = [k for k in seen if k not in LAST]
+    if group.task != YOURS:
+        tested = [k for k in tested if k.startswith(("test_", "valid_"))]
+        same = {k.replace("_loss", "_perplexity") for k in tested if k.endswith("_loss")}
+        tested = [k for k in tested if k not in same]
+    last = [k for k in LAST if k in seen]
+    return [*sorted(tested)[: MOST_FIGURES - len(last)], *last]
+
+
+def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
+    percent = key.endswith("accuracy")
+    known = {m.key: m for study in STUDIES.values() for m in study.metrics}
+    factor = 100 if percent and (key in known or at_most_one(lines, key)) else 1
+    picture, (axes,) = canvas()
+    handles: list[Artist] = []
+    labels, ends, extremes = [], [], []
+    several = spread = False
+    for line in lines:
+        tracks = [track for run in line.runs if (track := series(run.metrics, key)) is not None]
+        if not tracks:
+            continue
+        x, mean, low, high = combined(tracks)
+        if key == "gradient_norm":
+            low, high, spread = *deviation(line, x, mean), True
+        draw_line(axes, line, x, factor * mean, factor * low, factor * high, handles)
+        mark_divergence(axes, line, key, factor)
+        several |= len(tracks) > 1
+        labels.append(line.label)
+        ends.append(f"{line.label} {factor * mean[-1]:.3g}")
+        extremes += [float(np.nanmin(factor * mean)), float(np.nanmax(factor * mean))]
+    if not labels:
+        return None
+    name = LABELS.get(key, key.replace("_", " "))
+    shown = f"{name} (%)" if factor == 100 else name
+    axes.set_title(plain(shown))
+    axes.set_xlabel("epoch")
+    if group.task == "grokking":
+        axes.set_xscale("log")
+    if min(extremes) > 0 and max(extremes) > 20 * min(extremes) and factor == 1:
+        axes.set_yscale("log")
+    axes.margins(x=0.02)
+    legend_below(picture, handles, labels)
+    caption = f"{name[0].upper()}{name[1:]} over training. {count(lines, several)}"
+    caption += " Band: one standard deviation over the steps of an epoch." if spread else (
+        " Band: from the lowest to the highest." if several else ""
+    )  # fmt: skip
+    if len(lines) < len(group.lines):
+        caption += " Of every optimizer, its best setting."
+    alt = f"Line chart of {shown} over epochs for {listed(labels)}; at the end: {', '.join(ends)}"
+    return finish(picture, group, key, caption, alt)
+
+
+def series(rows: list[dict], key: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Epochs and values of one run, where there is a value."""
+    pairs = [(row["epoch"], row[key]) for row in rows if row.get(key) is not None]
+    if not pairs:
+        return None
+    x, y = np.array(pairs, dtype=float).T
+    return x, y
+
+
+def combined(
+    tracks: list[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, lowest and highest over runs, on the epochs of all of them, thinned."""
+    x = np.unique(np.concatenate([track[0] for track in tracks]))
+    if len(x) > MOST_POINTS:
+        x = x[np.unique(np.linspace(0, len(x) - 1, MOST_POINTS).round().astype(int))]
+    # before its first and after its last evaluation a run says nothing
+    y = np.array([np.interp(x, *track, left=np.nan, right=np.nan) for track in tracks])
+    heard = ~np.isnan(y).all(axis=0)
+    x, y = x[heard], y[:, heard]
+    return x, np.nanmean(y, axis=0), np.nanmin(y, axis=0), np.nanmax(y, axis=0)
+
+
+def deviation(line: Line, x: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A standard deviation around the gradient's norm, averaged over the runs."""
+    tracks = [t for run in line.runs if (t := series(run.metrics, "gradient_norm_sd")) is not None]
+    if not tracks:
+        return mean, mean
+    at, sd, _, _ = combined(tracks)
+    sd = np.interp(x, at, sd)
+    return np.maximum(mean - sd, 0.02 * mean), mean + sd  # a log axis must not meet zero
+
+
+def draw_line(
+    axes: Axes, line: Line, x: np.ndarray, mean: np.ndarray, low: np.ndarray, high: np.ndarray,
+    handles: list[Artist],
+) -> None:  # fmt: skip
+    colour = line.entry.colour
+    marker = "o" if len(x) == 1 else None
+    (handle,) = axes.plot(x, mean, color=colour, linestyle=line.entry.line, marker=marker)
+    axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+    handles.append(handle)
+
+
+def mark_divergence(axes: Axes, line: Line, key: str, factor: float) -> None:
+    """A cross where a run came to an end before its time."""
+    for run in line.runs:
+        track = series(run.metrics, key)
+        if "diverged_at" in run.result and track is not None:
+            x, y = track[0][-1], factor * track[1][-1]
+            axes.plot(x, y, marker="x", markersize=8, markeredgewidth=2, color=line.entry.colour)
+
+
+def at_most_one(lines: list[Line], key: str) -> bool:
+    values = [row.get(key) for line in lines for run in line.runs for row in run.metrics]
+    return all(0 <= v <= 1 for v in values if v is not None)
+
+
+def count(lines: list[Line], several: bool) -> str:
+    numbers = sorted({len(line.runs) for line in lines})
+    if not several:
+        return "One run each."
+    amount = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    return f"Mean of {amount} runs."

@@ -1,0 +1,200 @@
+"""Inside the network, layer by layer, for one seed: norms, step sizes, curvature, guards."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from ..groups import Group, Line
+from ..records import Record
+from .curves import drawn_lines
+from .look import Drawing, canvas, finish, legend_below, listed, plain
+
+NAMED = 5  # up to so many layers each has a name in the legend
+PANELS = (  # a key of the dynamics, its title, logarithmic
+    ("norm", r"norm of the weight, $\|w\|$", True),
+    ("eta_radial", r"radial step size, $\eta_{\rho,t}$", True),
+    ("tau", r"curvature, $\tau$", True),
+    ("angle", "angle of a step (rad)", True),
+    ("radial_share_update", "radial share of the step", False),
+)
+GUARDS = {  # part: what it does, a marker
+    "scale": ("step scale bounded", "s"),
+    "factor": ("radial factor bounded", "^"),
+    "decay": ("decay skipped", "v"),
+    "update": ("update bounded", "D"),
+    "noise": ("gradient at rounding level", "."),
+    "nonfinite": ("gradient not finite", "x"),
+}
+GUARD_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b", "#000000")
+
+Layer = tuple[str, tuple[float, float, float, float]]  # its name and colour, in order of depth
+
+
+def draw(group: Group) -> list[Drawing]:
+    """All norms side by side, then everything AdamO says about itself."""
+    chosen = [(line, run) for line in drawn_lines(group) if (run := first_run(line))]
+    if not chosen:
+        return []
+    telling = [(line, run) for line, run in chosen if reported(run, "eta_radial")]
+    made = [norms(group, chosen)] if len(chosen) > 1 else []
+    return [*made, *(inside(group, line, run) for line, run in telling)]
+
+
+def first_run(line: Line) -> Record | None:
+    return next((run for run in line.runs if run.dynamics and layers(run)), None)
+
+
+def layers(run: Record) -> list[Layer]:
+    """By depth where the record tells it ("index"), else by name, numbers as numbers."""
+    weights = run.dynamics[0]["weights"]
+
+    def depth(name: str) -> tuple[float, list[Any]]:
+        parts = re.split(r"(\d+)", name)
+        index = weights[name].get("index")
+        return (math.inf if index is None else index, [int(p) if p.isdigit() else p for p in parts])
+
+    names = sorted(weights, key=depth)
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.88, max(len(names), 2)))
+    return [(name, tuple(colours[i])) for i, name in enumerate(names)]
+
+
+def track(run: Record, name: str, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Epochs and values of one layer; NaN where there is none."""
+    values = [row["weights"].get(name, {}).get(key) for row in run.dynamics]
+    epochs = np.array([row["epoch"] for row in run.dynamics], dtype=float)
+    return epochs, np.array([np.nan if v is None else v for v in values], dtype=float)
+
+
+def reported(run: Record, key: str) -> bool:
+    return any(key in seen for row in run.dynamics for seen in row["weights"].values())
+
+
+def depth_legend(found: list[Layer]) -> tuple[list[Artist], list[str]]:
+    """Every layer's name, or with many the first and the last and what lies between."""
+    if len(found) <= NAMED:
+        shown = [(name, colour) for name, colour in found]
+    else:
+        (first, start), (_, middle), (last, end) = found[0], found[len(found) // 2], found[-1]
+        between = f"{len(found) - 2} layers between"
+        shown = [(f"first: {first}", start), (between, middle), (f"last: {last}", end)]
+    handles: list[Artist] = [Line2D([], [], color=colour) for _, colour in shown]
+    return handles, [name for name, _ in shown]
+
+
+def plot_layers(axes: Axes, run: Record, key: str, log: bool) -> bool:
+    """A line for each layer; says whether there was anything to draw."""
+    found = False
+    for name, colour in layers(run):
+        x, y = track(run, name, key)
+        y = np.where(y > 0, y, np.nan) if log else y
+        if not np.isnan(y).all():
+            axes.plot(x, y, color=colour, linewidth=1.0, marker="." if len(x) == 1 else None)
+            found = True
+    if found and log:
+        axes.set_yscale("log")
+    if not found:
+        axes.text(0.5, 0.5, "not in use", transform=axes.transAxes, ha="center", color="#6b6b6b")
+        axes.set_yticks([])
+    return found
+
+
+def panels(count: int, extra: float = 0.5, **share: Any) -> tuple[Any, list[Axes]]:
+    rows = math.ceil(count / 2)
+    picture, axes = canvas(rows, 2, height=extra + 1.75 * rows, **share)
+    for panel in axes[count:]:
+        panel.remove()
+    for panel in axes[max(0, count - 2) : count]:
+        panel.set_xlabel("epoch")
+        panel.tick_params(labelbottom=True)
+    return picture, axes[:count]
+
+
+def norms(group: Group, chosen: list[tuple[Line, Record]]) -> Drawing:
+    picture, axes = panels(len(chosen), sharex=True, sharey=True)
+    for panel, (line, run) in zip(axes, chosen, strict=True):
+        plot_layers(panel, run, "norm", log=True)
+        panel.set_title(plain(line.label), fontsize=8.5)
+        if group.task == "grokking":
+            panel.set_xscale("log")
+    legend_below(picture, *depth_legend(layers(chosen[0][1])), columns=1)
+    caption = f"Norm of every weight over training{seed_of(chosen)}; dark is near the input."
+    labels = listed([line.label for line, _ in chosen])
+    alt = f"Small multiples: the norm of every weight over epochs, one panel each for {labels}"
+    return finish(picture, group, "layer-norms", caption, alt)
+
+
+def inside(group: Group, line: Line, run: Record) -> Drawing:
+    """Everything that one AdamO run reports."""
+    picture, axes = panels(len(PANELS) + 1)
+    for panel, (key, title, log) in zip(axes, PANELS, strict=False):
+        plot_layers(panel, run, key, log)
+        panel.set_title(title, fontsize=8.5, fontweight="normal")
+    plot_guards(axes[-1], run)
+    for panel in axes:
+        panel.set_xlim(0, run.config.epochs)
+    handles, labels = depth_legend(layers(run))
+    legend_below(picture, handles, labels, columns=1)
+    caption = f"{line.label}, layer by layer{seed_of([(line, run)])}; dark is near the input."
+    alt = (
+        f"Small multiples for {line.label}: norm, radial step size, curvature, angle, radial share "
+    )
+    alt += f"and guard activity of {len(layers(run))} weights; {guard_summary(run)}"
+    return finish(picture, group, f"layers-{slugged(line)}", caption, alt)
+
+
+def plot_guards(axes: Axes, run: Record) -> None:
+    """When which part of the guard acted, and in which layer (the input at the bottom)."""
+    axes.set_title("guard at work", fontsize=8.5, fontweight="normal")
+    axes.set_yticks([])
+    seen = guard_events(run)
+    if not seen:
+        text = "never at work" if reported(run, "guard") else "not recorded"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color="#6b6b6b")
+        axes.grid(False)
+        return
+    for (part, points), colour in zip(sorted(seen.items()), GUARD_COLOURS * 3, strict=False):
+        what, marker = GUARDS.get(part, (part, "o"))
+        x, y = np.array(points).T
+        axes.plot(x, y, marker, color=colour, markersize=3.2, label=plain(what))
+    axes.set_ylim(-0.8, len(layers(run)) - 0.2)
+    axes.set_ylabel("layer")
+    axes.legend(
+        fontsize=6.5, loc="upper right", handletextpad=0.2, frameon=True, framealpha=0.85,
+        edgecolor="none", borderpad=0.2,
+    )  # fmt: skip
+
+
+def guard_events(run: Record) -> dict[str, list[tuple[float, int]]]:
+    """By part: the epochs and layers where it acted."""
+    place = {name: i for i, (name, _) in enumerate(layers(run))}
+    seen: dict[str, list[tuple[float, int]]] = {}
+    for row in run.dynamics:
+        for name, values in row["weights"].items():
+            for part in values.get("guard") or ():
+                seen.setdefault(str(part), []).append((row["epoch"], place.get(name, 0)))
+    return seen
+
+
+def guard_summary(run: Record) -> str:
+    seen = guard_events(run)
+    if not seen:
+        return "the guard never acted"
+    named = [f"{GUARDS.get(part, (part, ''))[0]} {len(at)} times" for part, at in seen.items()]
+    return f"guard: {listed(named)}"
+
+
+def seed_of(chosen: list[tuple[Line, Record]]) -> str:
+    seeds = {run.config.seed for _, run in chosen}
+    return f" (seed {seeds.pop()})" if len(seeds) == 1 else " (one seed each)"
+
+
+def slugged(line: Line) -> str:
+    return line.optimizer if line.label == line.entry.label else line.label

@@ -1,0 +1,134 @@
+"""One look for all figures: sizes that stay legible on a phone, and the banner in the picture."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..groups import Group, slug
+
+WIDTH = 4.8  # inches: at 330 pixels across, 9 point text is 9 pixels high
+DPI = 200
+INK, FAINT = "#1c1c1c", "#d9d9d9"
+
+RC: Any = {  # matplotlib.rcParams, whose stub has a type for its keys
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "axes.edgecolor": "#6b6b6b",
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.formatter.use_mathtext": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.5,
+    "font.size": 9,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+    "text.color": INK,
+    "xtick.color": "#4a4a4a",
+    "ytick.color": "#4a4a4a",
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "svg.fonttype": "path",  # the same letters on every machine
+    "svg.hashsalt": "adamo-lab",  # the same file from the same records
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A finished figure."""
+
+    name: str
+    caption: str
+    alt: str
+    svg: bytes
+    png: bytes
+    size: tuple[int, int]  # CSS pixels
+    wide: bool = False  # takes the whole width of the page
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    with matplotlib.rc_context(RC), warnings.catch_warnings():
+        # a metric or a layer may have a name in letters that the font lacks
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
+
+
+def canvas(
+    rows: int = 1, columns: int = 1, *, width: float = WIDTH, height: float = 3.3, **share: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure with its panels, row by row."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **share)
+    return figure, list(axes.flat)
+
+
+def finish(
+    figure: Figure, group: Group, what: str, caption: str, alt: str, wide: bool = False
+) -> Drawing:
+    """Put the banner into the picture and save it twice."""
+    if group.banners:
+        figure.suptitle(
+            "  ·  ".join(group.banners),
+            fontsize=8,
+            fontweight="bold",
+            color="#5c3a00",
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": "#ffe8b3", "edgecolor": "#c98a00"},
+        )
+    figure.draw_without_rendering()  # the layout is worked out once, not once a format
+    figure.set_layout_engine("none")
+    svg, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+    width, height = (round(96 * inches) for inches in figure.get_size_inches())
+    return Drawing(
+        name=slug(f"{group.name}-{what}"),
+        caption=caption,
+        alt=". ".join([alt.rstrip("."), *group.banners]) + ".",
+        svg=svg.getvalue(),
+        png=png.getvalue(),
+        size=(width, height),
+        wide=wide,
+    )
+
+
+def legend_below(
+    figure: Figure, handles: list[Artist], labels: list[str], columns: int = 2
+) -> None:
+    """A legend outside the data, wrapped for narrow screens."""
+    longest = max(map(len, labels), default=0)
+    columns = 1 if longest > 34 else min(columns, len(labels))
+    figure.legend(
+        handles, [plain(label) for label in labels], loc="outside lower center", ncols=columns
+    )  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """Text is text: no mathematics between dollars, no entry hidden by a leading underscore."""
+    text = " ".join(str(text).split()).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+def listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + f" and {words[-1]}"

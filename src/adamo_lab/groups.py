@@ -1,0 +1,249 @@
+"""Which records belong together: to a study, to a table, to a row. Needs no torch.
+
+Runs that differ in length, in data or in the task's options never share a table; runs that differ
+in their seed alone share a row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from .errors import LabError
+from .optimizers import REGISTRY, Entry
+from .records import FINISHED, Record, RunConfig, canonical
+from .studies import STUDIES, Request, Study
+from .tasks import TASKS
+
+LANDSCAPE, YOURS = "landscape", "yours"
+SPARE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+@dataclass
+class Line:
+    """A row of a table and a line of a figure: runs that differ in their seed alone."""
+
+    optimizer: str
+    entry: Entry
+    hyper: Mapping[str, Any]
+    runs: list[Record]
+    label: str
+
+    def values(self, key: str) -> list[float | None]:
+        return [run.result.get(key) for run in self.runs]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.config.seed for run in self.runs]
+
+
+@dataclass
+class Group:
+    """What one table shows."""
+
+    name: str  # fit for a file
+    task: str
+    epochs: int
+    scale: float
+    synthetic: bool
+    options: dict[str, Any]  # those that tell it from its neighbours
+    lines: list[Line]
+    study: Study | None = None
+    landscapes: list[Record] = field(default_factory=list)
+
+    @property
+    def banners(self) -> list[str]:
+        """What nobody may overlook, beside the table and in every picture."""
+        seen = []
+        if self.scale != 1:
+            word = "Shortened" if self.scale < 1 else "Lengthened"
+            seen.append(f"{word} to {100 * self.scale:g} % of its length")
+        if self.synthetic:
+            seen.append("Made-up data, not the real data set")
+        return seen
+
+    @property
+    def label(self) -> str:
+        return label_of(self.options)
+
+    @property
+    def runs(self) -> list[Record]:
+        return [run for line in self.lines for run in line.runs]
+
+    @property
+    def full(self) -> bool:
+        return not self.banners
+
+
+def by_study(records: Iterable[Record]) -> tuple[dict[str, list[Group]], list[Group]]:
+    """The groups of every study, and those of the runs that belong to none."""
+    finished = [r for r in records if r.status == FINISHED]
+    landscapes = [r for r in finished if r.config.task == LANDSCAPE]
+    runs = [r for r in finished if r.config.task != LANDSCAPE]
+    ids = study_ids(r.config for r in runs)
+    studies: dict[str, list[Group]] = {}
+    for name, study in STUDIES.items():
+        studies[name] = groups([r for r in runs if r.id in ids[name]], study)
+    known = set().union(*ids.values())
+    others = groups([r for r in runs if r.id not in known], None)
+    for landscape in landscapes:
+        about = set(landscape.result.get("runs") or ())
+        for group in (*(g for gs in studies.values() for g in gs), *others):
+            if about & {run.id for run in group.runs}:
+                group.landscapes.append(landscape)
+    return studies, others
+
+
+def study_ids(configs: Iterable[RunConfig]) -> dict[str, set[str]]:
+    """Of every study, the ids its runs have with the seeds, lengths and options that occur."""
+    requests: dict[str, dict[str, Request]] = {}
+    for c in configs:
+        changes = {k: v for k, v in c.options.items() if differs(k, (c.options, defaults(c.task)))}
+        for options in ({}, changes):
+            key = canonical([c.seed, c.scale, c.synthetic, options])
+            request = Request((c.seed,), c.scale, c.synthetic, options)
+            requests.setdefault(c.task, {})[key] = request
+    ids: dict[str, set[str]] = {}
+    for name, study in STUDIES.items():
+        ids[name] = set()
+        for task in {c.task for c in own_runs(name)}:
+            for request in requests.get(task, {}).values():
+                with suppress(LabError):  # an option that this version no longer has
+                    ids[name] |= {run.id for run in study.runs(request)}
+    return ids
+
+
+@cache
+def own_runs(name: str) -> list[RunConfig]:
+    """A study's runs as it is defined, for one seed."""
+    return STUDIES[name].runs(Request(seeds=(0,)))
+
+
+def defaults(task: str) -> Mapping[str, Any]:
+    return TASKS[task].defaults if task in TASKS else {}
+
+
+def groups(records: list[Record], study: Study | None) -> list[Group]:
+    """Separate tables for separate tasks, lengths, kinds of data and options."""
+    buckets: dict[tuple[Any, ...], list[Record]] = {}
+    for r in records:
+        c = r.config
+        length = 0 if study else c.epochs  # a study's lengths follow from the scale
+        key = (c.task != YOURS, c.task, c.synthetic, -c.scale, length, canonical(dict(c.options)))
+        buckets.setdefault(key, []).append(r)
+    told_apart = distinguishing(records, study)
+    made = [group(buckets[key], study, told_apart) for key in sorted(buckets)]
+    unique: dict[str, int] = {}
+    for g in made:
+        unique[g.name] = unique.get(g.name, 0) + 1
+        g.name += f"-{unique[g.name]}" if unique[g.name] > 1 else ""
+    return made
+
+
+def distinguishing(records: list[Record], study: Study | None) -> set[tuple[str, str]]:
+    """(task, option) pairs without one value everywhere, a study's own runs or defaults included."""
+    configs = [r.config for r in records]
+    known = [(c.task, c.options) for c in configs]
+    if study:
+        known += [(c.task, c.options) for c in own_runs(study.name)]
+    else:
+        known += [(c.task, defaults(c.task)) for c in configs]
+    found = set() if study else {pair for s in STUDIES.values() for pair in distinguishing([], s)}
+    for task in {task for task, _ in known}:
+        options = [o for t, o in known if t == task]
+        found |= {(task, k) for k in {k for o in options for k in o} if differs(k, options)}
+    return found
+
+
+def expected_options(study: Study) -> list[dict[str, Any]]:
+    """What tells the groups of a complete study apart; one empty entry if it has one group."""
+    told_apart = distinguishing([], study)
+    found = {}
+    for c in own_runs(study.name):
+        options = {k: v for k, v in sorted(c.options.items()) if (c.task, k) in told_apart}
+        found[canonical(options)] = options
+    return list(found.values())
+
+
+def label_of(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}: {show(value)}" for key, value in options.items())
+
+
+def group(records: list[Record], study: Study | None, told_apart: set[tuple[str, str]]) -> Group:
+    c = records[0].config
+    options = {k: v for k, v in sorted(c.options.items()) if (c.task, k) in told_apart}
+    parts = [study.name if study else f"{c.task}-{c.epochs}-epochs"]
+    parts += [f"{key}-{value}" for key, value in options.items()]
+    parts += [f"scale-{c.scale:g}"] if c.scale != 1 else []
+    parts += ["made-up"] if c.synthetic else []
+    return Group(
+        name=slug("-".join(parts)),
+        task=c.task,
+        epochs=c.epochs,
+        scale=c.scale,
+        synthetic=c.synthetic,
+        options=options,
+        lines=lines(records, study),
+        study=study,
+    )
+
+
+def lines(records: list[Record], study: Study | None) -> list[Line]:
+    """Rows in the study's order; the label names the hyper-parameters that tell rows apart."""
+    rows: dict[tuple[str, str], list[Record]] = {}
+    for r in sorted(records, key=lambda r: r.config.seed):
+        rows.setdefault((r.config.optimizer, canonical(dict(r.config.hyper))), []).append(r)
+    order = [*(study.optimizers if study else ()), *REGISTRY]
+    entries = entries_of(name for name, _ in rows)
+    made = []
+    for (name, _), runs in rows.items():
+        hyper = runs[0].config.hyper
+        same = [other[0].config.hyper for (o, _), other in rows.items() if o == name]
+        differing = sorted(k for k in {*hyper}.union(*same) if differs(k, same))
+        named = [f"{key} {show(hyper.get(key))}" for key in differing]
+        label = ", ".join([entries[name].label, *named])
+        place = order.index(name) if name in order else len(order)
+        key = (place, name, [sortable(hyper.get(k)) for k in differing])
+        made.append((key, Line(name, entries[name], hyper, runs, label)))
+    return [line for _, line in sorted(made, key=lambda pair: pair[0])]
+
+
+def differs(key: str, dicts: Iterable[Mapping[str, Any]]) -> bool:
+    return len({canonical(d.get(key)) for d in dicts}) > 1
+
+
+def entries_of(names: Iterable[str]) -> dict[str, Entry]:
+    """Of the registry; a name it does not know gets a colour of its own."""
+    unknown = sorted({*names} - {*REGISTRY})
+    made = {
+        name: Entry(name, SPARE_COLOURS[i % len(SPARE_COLOURS)], "-", "")
+        for i, name in enumerate(unknown)
+    }
+    return {**REGISTRY, **made}
+
+
+def sortable(value: Any) -> tuple[bool, float, str]:
+    is_number = isinstance(value, (int, float))
+    return (not is_number, float(value) if is_number else 0.0, str(value))
+
+
+def show(value: Any) -> str:
+    """A hyper-parameter as one would write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k} {show(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(show(v) for v in value) + ")"
+    return str(value)
+
+
+def slug(text: str) -> str:
+    """A name for a file or an anchor, whatever was in the record."""
+    return re.sub(r"[^a-z0-9_.]+", "-", text.lower()).strip("-.")[:80] or "unnamed"

@@ -1,0 +1,327 @@
+"""The training loss in the plane that holds most of the paths of several runs; figure 2.
+
+The plane goes through the mean of all weight snapshots, along their first two principal directions.
+With n snapshots of d weights these follow from the n × n Gram matrix of the centred snapshots,
+Xc Xcᵀ = U Λ Uᵀ: the directions are Xcᵀ U Λ^-½ and the coordinates U Λ^½. It is summed over slices
+of the weights that are read from disk as they are needed, so that neither a d × d matrix nor all
+snapshots are ever in memory. Nothing imports torch before it is needed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import LabError
+from .records import FINISHED, RUN, Record, Row, RunConfig, canonical, load, save
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from .tasks.base import Batch, Task
+
+MARGIN = 0.15  # of the paths' extent, on each side
+EXAMPLES = 5000  # the loss is the mean over the first batches that hold this many
+SLICE = 1 << 18  # weights at a time: 80 snapshots of them in double are 170 MB
+FLAT = 1e-10  # the second direction's variance over the first's below which there is no plane
+
+Progress = Callable[[int, int], None]  # points of the grid done, and of how many
+
+
+@dataclass
+class Trajectory:
+    """A run, and its weights after some of its epochs."""
+
+    config: RunConfig
+    snapshots: list[Tensor]  # [weights] each; read from disk when they are touched
+
+
+@dataclass
+class Plane:
+    """``mean + x · across + y · up``, and where the snapshots lie in it."""
+
+    mean: Tensor  # [weights], like the two directions
+    across: Tensor
+    up: Tensor
+    coordinates: Tensor  # [snapshots, 2]
+    explained: tuple[float, float]  # shares of the snapshots' variance
+
+
+def gradient_norm_variation(rows: Sequence[Row]) -> float | None:
+    """How much the gradient's norm varies from step to step, relative to its size.
+
+    The coefficient of variation over the steps of an epoch, averaged over the epochs recorded: a
+    pure number, as gradients of scale-invariant weights grow when the weights shrink, and their
+    standard deviation with them. None where no gradient was watched.
+    """
+    pairs = [(row.get("gradient_norm"), row.get("gradient_norm_sd")) for row in rows]
+    ratios = [sd / mean for mean, sd in pairs if mean and sd is not None]
+    return math.fsum(ratios) / len(ratios) if ratios else None
+
+
+def landscape(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    device: torch.device | str = "cpu",
+    points: int = 31,
+    progress: Progress | None = None,
+) -> Record:
+    """The landscape of the runs of one seed, as a record in a folder of its own below ``out``.
+
+    Args:
+        folders: finished runs with ``snapshots=True`` that differ in their optimizer only.
+        out: where the record goes; one that is there already is returned as it is.
+        data_dir: of the task.
+        device: where the loss is evaluated.
+        points: of the grid, in each direction.
+        progress: called after every point with their number and the total.
+    """
+    if points < 2:
+        raise LabError(f"points must be at least 2, got {points}")
+    runs = read_runs(folders)
+    config = config_of(runs, points)
+    folder = out / config.id
+    if (folder / RUN).exists():
+        known = load(folder)
+        if known.status == FINISHED:
+            return known
+    record = evaluate(config, runs, data_dir, device, points, progress)
+    save(record, folder)
+    record.folder = folder
+    return record
+
+
+def evaluate(
+    config: RunConfig,
+    runs: list[Trajectory],
+    data_dir: Path | None,
+    device: torch.device | str,
+    points: int,
+    progress: Progress | None,
+) -> Record:
+    from . import environment
+    from .engines import resolve_device
+    from .train import make_task, new_model
+
+    started = time.monotonic()
+    task = make_task(runs[0].config, resolve_device(str(device)), data_dir)
+    plane = plane_of([w for run in runs for w in run.snapshots], task.device)
+    xs, ys = (axis_of(coordinate, points) for coordinate in plane.coordinates.unbind(1))
+    loss = losses(new_model(task), task, plane, xs, ys, progress)
+    paths = plane.coordinates.split([len(run.snapshots) for run in runs])
+    return Record(
+        config=config,
+        status=FINISHED,
+        result={"explained_variance": list(plane.explained), "runs": config.options["runs"]},
+        environment=environment.describe(task.device, time.monotonic() - started),
+        arrays={
+            "loss": loss.numpy(),
+            "xs": xs.numpy(),
+            "ys": ys.numpy(),
+            **{
+                f"path_{run.config.optimizer}": path.numpy()
+                for run, path in zip(runs, paths, strict=True)
+            },
+        },
+    )
+
+
+# --- the runs
+
+
+def read_runs(folders: Sequence[Path]) -> list[Trajectory]:
+    """Every run with its snapshots, in an order that does not depend on the caller's."""
+    configs = {folder: finished_config(folder) for folder in folders}
+    if not configs:
+        raise LabError("a landscape needs at least one run, got none; give the folders of runs")
+    first = next(iter(configs.values()))
+    for folder, config in configs.items():
+        if shared(config) != shared(first):
+            raise LabError(f"{folder} differs from the first run in more than its optimizer")
+    names = [config.optimizer for config in configs.values()]
+    if len({*names}) < len(names):
+        raise LabError(f"a landscape takes one run of each optimizer, got {', '.join(names)}")
+    ordered = sorted(configs.items(), key=lambda item: item[1].id)
+    return [Trajectory(config, read_snapshots(folder)) for folder, config in ordered]
+
+
+def finished_config(folder: Path) -> RunConfig:
+    if not (folder / RUN).exists():
+        raise LabError(f"{folder} holds no finished run; run its study first")
+    record = load(folder)
+    if record.status != FINISHED:
+        raise LabError(f"the run in {folder} failed ({record.error}); run its study again")
+    return record.config
+
+
+def shared(config: RunConfig) -> str:
+    """What runs in one plane must have in common: all but the optimizer."""
+    same = (config.task, config.seed, config.epochs, config.options, config.scale, config.synthetic)
+    return canonical(same)
+
+
+def read_snapshots(folder: Path) -> list[Tensor]:
+    """A run's weights in the order of its epochs, up to where they cease to be finite."""
+    import torch
+
+    from .train import SNAPSHOTS
+
+    path: list[Tensor] = []
+    for file in sorted((folder / SNAPSHOTS).glob("*.pt")):
+        try:
+            weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:
+            raise LabError(
+                f"{file} cannot be read ({error}); delete the folder of its run"
+            ) from error
+        if not weights.isfinite().all():
+            break
+        path.append(weights)
+    if not path:
+        raise LabError(f"{folder} has no finite snapshots; train with the option snapshots=True")
+    return path
+
+
+def config_of(runs: Sequence[Trajectory], points: int) -> RunConfig:
+    first = runs[0].config
+    return RunConfig(
+        task="landscape",
+        optimizer="all",
+        seed=first.seed,
+        epochs=first.epochs,
+        hyper={},
+        options={
+            "runs": [run.config.id for run in runs],
+            "of": first.task,
+            "points": points,
+            "margin": MARGIN,
+            "examples": EXAMPLES,
+        },
+        scale=first.scale,
+        synthetic=first.synthetic,
+    )
+
+
+# --- the plane
+
+
+def plane_of(snapshots: Sequence[Tensor], device: torch.device) -> Plane:
+    """The first two principal directions of the snapshots."""
+    import torch
+
+    count, size = len(snapshots), len(snapshots[0])
+    if any(len(weights) != size for weights in snapshots):
+        raise LabError("the runs' models differ in size; one plane needs one model")
+    gram = torch.zeros(count, count, dtype=torch.float64, device=device)
+    mean = torch.empty(size, device=device)
+    for part, centred, average in slices(snapshots, device):
+        gram += centred @ centred.T
+        mean[part] = average.float()
+    values, vectors = torch.linalg.eigh(gram)  # ascending
+    if count < 3 or values[-2] <= FLAT * values[-1]:
+        raise LabError("the snapshots lie on one line, which makes no plane; train for more epochs")
+    values, vectors = values[-2:].flip(0), vectors[:, -2:].flip(1)
+    vectors = vectors * signs(vectors)
+    directions = torch.empty(2, size, device=device)
+    for part, centred, _ in slices(snapshots, device):
+        directions[:, part] = ((vectors / values.sqrt()).T @ centred).float()
+    first, second = (values / gram.trace()).tolist()
+    coordinates = (vectors * values.sqrt()).cpu()
+    return Plane(mean, directions[0], directions[1], coordinates, (first, second))
+
+
+def slices(
+    snapshots: Sequence[Tensor], device: torch.device
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Which weights, the centred snapshots of them [snapshots, part] and their mean, in double."""
+    import torch
+
+    for start in range(0, len(snapshots[0]), SLICE):
+        part = slice(start, start + SLICE)
+        rows = torch.stack([weights[part] for weights in snapshots]).to(device).double()
+        average = rows.mean(0)
+        yield part, rows - average, average
+
+
+def signs(vectors: Tensor) -> Tensor:
+    """An eigenvector has no sign: let the entry that is farthest from zero be positive."""
+    farthest = vectors.abs().argmax(0, keepdim=True)
+    return vectors.gather(0, farthest).sign()
+
+
+def axis_of(coordinate: Tensor, points: int) -> Tensor:
+    import torch
+
+    low, high = coordinate.min().item(), coordinate.max().item()
+    margin = MARGIN * (high - low)
+    return torch.linspace(low - margin, high + margin, points, dtype=torch.float64)
+
+
+# --- the loss
+
+
+def losses(
+    model: nn.Module, task: Task, plane: Plane, xs: Tensor, ys: Tensor, progress: Progress | None
+) -> Tensor:
+    """The mean training loss at every point, [ys, xs]."""
+    import torch
+
+    batches = evaluation_batches(task)
+    freeze(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    expected = sum(p.numel() for p in parameters)
+    if expected != len(plane.mean):
+        raise LabError(f"the model has {expected} weights, the snapshots {len(plane.mean)}")
+    found = torch.empty(len(ys), len(xs), dtype=torch.float64, device=task.device)
+    with torch.no_grad():
+        for row, y in enumerate(ys.tolist()):
+            for column, x in enumerate(xs.tolist()):
+                weights = plane.mean + x * plane.across + y * plane.up
+                set_weights(parameters, weights)
+                found[row, column] = mean_loss(model, task, batches)
+                if progress:
+                    progress(row * len(xs) + column + 1, found.numel())
+    return found.cpu()
+
+
+def evaluation_batches(task: Task) -> list[Batch]:
+    """The first batches of the first epoch: the same at every point, on any day."""
+    chosen: list[Batch] = []
+    examples = 0
+    for stack in task.batches(0):
+        for batch in zip(*stack, strict=True):
+            if examples < EXAMPLES:
+                chosen.append(batch)
+                examples += len(batch[0])
+    return chosen
+
+
+def freeze(model: nn.Module) -> None:
+    """No dropout, but BatchNorm with the batch's own statistics: any point has the right ones."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train()
+
+
+def set_weights(parameters: Sequence[Tensor], flat: Tensor) -> None:
+    parts = flat.split([p.numel() for p in parameters])
+    for p, part in zip(parameters, parts, strict=True):
+        p.copy_(part.view_as(p))
+
+
+def mean_loss(model: nn.Module, task: Task, batches: Sequence[Batch]) -> Tensor:
+    from .tasks.base import Phase
+
+    examples = sum(len(batch[0]) for batch in batches)
+    total = sum(task.loss(model, batch, Phase()).double() * len(batch[0]) for batch in batches)
+    return total / examples  # type: ignore[return-value]  # there is at least one batch

@@ -1,0 +1,270 @@
+"""One page that says what the runs say: tables, verdicts and figures, from records alone.
+
+Needs no torch and no network, neither to make nor to read: everything is inside ``index.html``.
+The figures are also written to ``figures/`` (PNG and SVG), the tables to ``tables/`` (Markdown).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from . import figures, tables
+from .errors import LabError
+from .figures import Drawing
+from .grids import grid_table, grids
+from .groups import YOURS, Group, by_study, expected_options, label_of, show
+from .records import FAILED, Record, load_all, write_atomically
+from .studies import STUDIES, Claim, Study
+from .tables import Table
+from .verdicts import FAILS, HOLDS, OPEN, RULE, Verdict
+
+ONLY_PARTIAL = "only shortened or made-up runs so far"
+ENVIRONMENT = {  # a key of the records: how it reads
+    "device": "hardware",
+    "threads": "threads",
+    "adamo_optim": "adamo-optim",
+    "torch": "PyTorch",
+    "python": "Python",
+    "commit": "commit",
+    "date": "date",
+}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim, what became of it, and why, in words."""
+
+    claim: Claim
+    outcome: str
+    why: str
+    where: str = ""  # which group, if a study has several
+    anchor: str = ""
+
+    @property
+    def kind(self) -> str:
+        return {HOLDS: "holds", FAILS: "fails", OPEN: "open"}[self.outcome]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A group as the page shows it."""
+
+    group: Group
+    title: str
+    table: Table
+    every_setting: Table | None
+    judged: list[Judged]
+    figures: list[Drawing]
+    layers: list[Drawing]
+
+    @property
+    def hypers(self) -> list[tuple[str, str]]:
+        return [(x.label, settings(x.hyper)) for x in self.group.lines]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A study, or the runs that belong to none."""
+
+    anchor: str
+    title: str
+    about: str
+    parts: list[Part]
+    brief: list[Judged] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)  # what has no full run on real data yet
+    command: str = ""
+
+
+def write_report(results: Path, out: Path) -> Path:
+    """Make ``out/index.html`` from every record below ``results``."""
+    if not results.is_dir():
+        raise LabError(f"there is no folder {results}; run a study first: adamo-lab study fig1")
+    found, problems = load_all(results)
+    if not found:
+        damaged = f" ({len(problems)} damaged)" if problems else ""
+        raise LabError(
+            f"no records below {results}{damaged}; run a study first: adamo-lab study fig1"
+        )
+    records = sorted(found.values(), key=lambda r: r.id)
+    grouped, others = by_study(records)
+    sections = [study_section(STUDIES[name], groups) for name, groups in grouped.items()]
+    yours = [g for g in others if g.task == YOURS]
+    rest = [g for g in others if g.task != YOURS]
+    if yours:
+        about = "A model of your own, trained with the optimizers side by side."
+        sections.insert(0, Section(YOURS, "Your model", about, [part(g) for g in yours]))
+    if rest:
+        about = "Runs and sweeps that belong to no study."
+        sections.append(Section("other", "Other runs", about, [part(g) for g in rest]))
+    for made in (p for section in sections for p in section.parts):
+        write_part(made, out)
+    problems = [said.replace(str(results), "").lstrip("/") for said in problems]
+    page = render(sections, records, problems)
+    write_atomically(out / "index.html", page.encode())
+    return out / "index.html"
+
+
+# --- from groups to sections
+
+
+def study_section(study: Study, groups: list[Group]) -> Section:
+    parts = [part(g) for g in groups]
+    brief, absent = [], []
+    for options in expected_options(study):
+        label = label_of(options)
+        mine = [p for p in parts if p.group.label == label]
+        full = next((p for p in mine if p.group.full), None)
+        if full:
+            brief += full.judged
+        else:
+            absent.append(label)
+            why = ONLY_PARTIAL if mine else "no runs yet"
+            brief += [Judged(claim, OPEN, why, label, study.name) for claim in study.claims]
+    expected = {label_of(options) for options in expected_options(study)}
+    brief += [j for p in parts if p.group.full and p.group.label not in expected for j in p.judged]
+    return Section(study.name, study.title, study.about, parts, brief, absent, study.example)
+
+
+def part(group: Group) -> Part:
+    maps = grids(group)
+    whole = tables.table(group)
+    judged = tables.verdicts(group) if group.study else []
+    drawn, layers = figures.draw(group, maps)
+    return Part(
+        group=group,
+        title=title_of(group),
+        table=grid_table(group, maps) if maps else whole,
+        every_setting=whole if maps else None,
+        judged=[in_words(verdict, group) for verdict in judged],
+        figures=drawn,
+        layers=layers,
+    )
+
+
+def title_of(group: Group) -> str:
+    length = f"{group.epochs} epoch{'s' if group.epochs != 1 else ''}"
+    if group.study:
+        return ", ".join(filter(None, [group.label, *group.banners])) or f"Full length, {length}"
+    first = "" if group.task == YOURS else f"{group.task}, "
+    return ", ".join(filter(None, [first + length, group.label, *group.banners]))
+
+
+def in_words(verdict: Verdict, group: Group) -> Judged:
+    why = tables.numbers(verdict, group)
+    return Judged(verdict.claim, verdict.outcome, why, group.label, group.name)
+
+
+# --- files beside the page
+
+
+def write_part(made: Part, out: Path) -> None:
+    for drawing in (*made.figures, *made.layers):
+        write_atomically(out / "figures" / f"{drawing.name}.svg", drawing.svg)
+        write_atomically(out / "figures" / f"{drawing.name}.png", drawing.png)
+    group = made.group
+    title = group.study.title if group.study else made.title
+    title += f" ({group.label})" if group.study and group.label else ""
+    said = [f"{j.claim.text} {j.outcome.capitalize()}: {j.why}." for j in made.judged]
+    text = tables.markdown(title, made.table, group.banners, said)
+    if made.every_setting:
+        text += "\n" + tables.markdown("Every setting", made.every_setting, group.banners)
+    write_atomically(out / "tables" / f"{group.name}.md", text.encode())
+
+
+# --- the page
+
+
+def render(sections: list[Section], records: list[Record], problems: list[str]) -> str:
+    environment = Environment(
+        loader=PackageLoader("adamo_lab", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["data_uri"] = data_uri
+    brief = [(section, judged) for section in sections for judged in section.brief]
+    finished = [r for r in records if r.status != FAILED]
+    css, script = asset("report.css"), asset("report.js")
+    return environment.get_template("report.html.j2").render(
+        sections=sections,
+        brief=brief,
+        counts=Counter(judged.outcome for _, judged in brief),
+        outcomes=(HOLDS, FAILS, OPEN),
+        rule=RULE,
+        finished=finished,
+        failed=[(r, without_paths(r.error)) for r in records if r.status == FAILED],
+        problems=[without_paths(problem) for problem in problems],
+        warned=warnings_of(finished),
+        environment=environment_of(finished),
+        hours=duration(sum(r.environment.get("seconds") or 0 for r in finished)),
+        dates=span(r.environment.get("date") for r in finished),
+        css=Markup(css),
+        script=Markup(script),
+        css_digest=csp_digest(css),
+        script_digest=csp_digest(script),
+    )
+
+
+def asset(name: str) -> str:
+    return (files("adamo_lab") / "templates" / name).read_text(encoding="utf-8")
+
+
+def csp_digest(text: str) -> str:
+    """The page's policy runs this script and no other, whatever a record may hold."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def data_uri(drawing: Drawing) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(drawing.svg).decode()
+
+
+def settings(hyper: Any) -> str:
+    return ", ".join(f"{key} {show(value)}" for key, value in hyper.items())
+
+
+def environment_of(records: Sequence[Record]) -> list[tuple[str, list[tuple[str, int]]]]:
+    """Each thing a result depends on: the values that occur, and in how many runs."""
+    rows = []
+    for key, name in ENVIRONMENT.items():
+        values = Counter(str(r.environment[key]) for r in records if key in r.environment)
+        if values:
+            rows.append((name, sorted(values.items())))
+    return rows
+
+
+def warnings_of(records: Sequence[Record]) -> list[tuple[str, int, list[str]]]:
+    """Each warning once, in how many runs, and with which optimizers."""
+    seen: dict[str, list[str]] = {}
+    for r in records:
+        for said in {*(r.environment.get("warnings") or ())}:
+            seen.setdefault(without_paths(str(said)), []).append(r.config.optimizer)
+    return [(said, len(names), sorted({*names})) for said, names in sorted(seen.items())]
+
+
+def without_paths(text: str) -> str:
+    """The name of a file, not where it lies on somebody's machine."""
+    path = r"(?<![\w.:/])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+ -]*[\w@+-]){2,}"
+    return re.sub(path, lambda m: "…/" + re.split(r"[/\\]", m[0])[-1], text)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def span(dates: Iterable[str | None]) -> str:
+    found = sorted({date for date in dates if date})
+    return "" if not found else found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"

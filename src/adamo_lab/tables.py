@@ -1,0 +1,285 @@
+"""Tables and verdicts as text: the same cells for the page and for Markdown. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .groups import Group, Line
+from .studies import STUDIES, Claim, Metric
+from .verdicts import OPEN, Summary, Verdict, judge
+
+MOST_COLUMNS = 6  # of runs that belong to no study
+NOT_METRICS = {"epoch", "lr", "diverged_at", "gradient_norm", "gradient_norm_sd"}
+HIGHER = ("accuracy", "acc", "auc", "f1", "score", "r2", "bleu", "precision", "recall")
+LOWER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "norm", "variation", "length")
+
+PARTIAL = "“k of n” marks rows where only k of n runs got there: the mean is of those that did."
+
+Head = tuple[str, tuple[str, ...]]  # a metric, and its columns ("" for a single one)
+Printed = tuple[float, "float | None"]  # the paper's mean and standard deviation
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    best: bool = False
+    note: str = ""  # small print below the number
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    cells: list[Cell]
+    line: Line | None = None  # drawn as a swatch
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    heads: Sequence[Head]
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def two_levels(self) -> bool:
+        return any(len(below) > 1 for _, below in self.heads)
+
+    @property
+    def classes(self) -> list[str]:
+        """How the page marks each column: where a metric starts, and which numbers are ours."""
+        marks = []
+        for i, (_, below) in enumerate(self.heads):
+            for j, name in enumerate(below):
+                start = "start" if self.two_levels and i > 0 and j == 0 else ""
+                marks.append(" ".join(filter(None, [start, "ours" if name == "ours" else ""])))
+        return marks
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric, and whether its best value may be called so."""
+
+    metric: Metric
+    ranked: bool = True
+
+
+# --- numbers
+
+
+def number(value: float, metric: Metric, signed: bool = False) -> str:
+    """With the metric's digits and a real minus; numbers far off that scale in three digits."""
+    value *= 100 if metric.percent else 1
+    tiny = value != 0 and abs(value) < 0.5 * 10**-metric.digits
+    huge = abs(value) >= 1e6
+    text = f"{value:.2e}" if tiny or huge else f"{value:.{metric.digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("-")
+    sign = "+" if signed and float(text) > 0 else ""
+    return sign + text.replace("-", "−")
+
+
+def spread(mean: float | None, sd: float | None, metric: Metric) -> str:
+    if mean is None:
+        return "–"
+    return number(mean, metric) + (f" ± {number(sd, metric)}" if sd is not None else "")
+
+
+def p_value(p: float) -> str:
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def heading(metric: Metric) -> str:
+    return f"{metric.label} (%)" if metric.percent else metric.label
+
+
+# --- the table of a study, or of other runs
+
+
+def table(group: Group) -> Table:
+    """A row per optimizer: the paper's value, ours, and the difference, for every metric."""
+    paper = group.study.paper if group.study else {}
+    # a shortened run is no match for the paper's number: it is shown, but not subtracted
+    parts = ("paper", "ours", "difference") if group.full else ("paper", "ours")
+    heads: list[Head] = [("runs", ("",))]
+    rows = [[Cell(str(len(line.runs)))] for line in group.lines]
+    missing = False
+    for column in columns_of(group):
+        metric = column.metric
+        summaries = [Summary.of(line.values(metric.key)) for line in group.lines]
+        missing |= any(s.missing for s in summaries)
+        best = best_of(summaries, column)
+        theirs = {name: row[metric.key] for name, row in paper.items() if metric.key in row}
+        heads.append((heading(metric), parts if theirs else ("ours",) if paper else ("",)))
+        for i, (line, ours) in enumerate(zip(group.lines, summaries, strict=True)):
+            cell = our_cell(ours, metric, i in best)
+            beside = beside_paper(theirs, line.optimizer, ours, cell, metric)
+            rows[i] += beside[: len(parts)] if theirs else [cell]
+    made = [Row(x.label, cells, x) for x, cells in zip(group.lines, rows, strict=True)]
+    return Table(group.name, heads, made, notes(group, missing))
+
+
+def beside_paper(
+    theirs: Mapping[str, Printed], optimizer: str, ours: Summary, cell: Cell, metric: Metric
+) -> list[Cell]:
+    """Paper, ours, difference."""
+    if optimizer not in theirs:
+        return [Cell("–"), cell, Cell("–")]
+    mean, sd = theirs[optimizer]
+    best = (max if metric.higher_is_better else min)(value for value, _ in theirs.values())
+    gap = "–" if ours.mean is None else number(ours.mean - mean, metric, signed=True)
+    return [Cell(spread(mean, sd, metric), mean == best), cell, Cell(gap)]
+
+
+def columns_of(group: Group) -> list[Column]:
+    """A study's metrics; for other runs, whatever numbers their results hold."""
+    seen = {
+        key
+        for run in group.runs
+        for key, value in run.result.items()
+        if key not in NOT_METRICS and not isinstance(value, (str, list, dict, bool))
+    }
+    if group.study:
+        present = [m for m in group.study.metrics if m.key in seen]
+        return [Column(m) for m in present or group.study.metrics]
+    known = {m.key: m for study in STUDIES.values() for m in study.metrics}
+
+    def place(key: str) -> tuple[int, str]:
+        first = key.startswith(("test_", "valid_", "val_"))
+        return (0 if key in known else 1 if first else 2 if key == "train_loss" else 3, key)
+
+    chosen = sorted(seen, key=place)[:MOST_COLUMNS]
+    return [Column(known[key]) if key in known else guessed(key, group) for key in chosen]
+
+
+def guessed(key: str, group: Group) -> Column:
+    """A column for a metric that no study names: its kind shows in the last word."""
+    values = [v for line in group.lines for v in line.values(key) if v is not None]
+    words = key.lower().split("_")
+    higher = any(word in HIGHER for word in words)
+    shares = all(0 <= v <= 1 for v in values)
+    percent = shares and words[-1] in ("accuracy", "acc")
+    whole = bool(values) and all(float(v).is_integer() for v in values)
+    digits = 2 if percent else 0 if whole else 4
+    metric = Metric(key, key.replace("_", " "), percent, higher, digits)
+    return Column(metric, ranked=higher or any(word in LOWER for word in words))
+
+
+def our_cell(ours: Summary, metric: Metric, best: bool) -> Cell:
+    if ours.n and not ours.values:
+        return Cell("never" if metric.key == "grokking_epoch" else "–", note=f"0 of {ours.n}")
+    note = f"{len(ours.values)} of {ours.n}" if ours.missing else ""
+    return Cell(spread(ours.mean, ours.sd, metric), best, note)
+
+
+def best_of(summaries: Sequence[Summary], column: Column) -> set[int]:
+    """The rows with the best mean among those whose runs all got there; none if all are alike."""
+    means = {i: s.mean for i, s in enumerate(summaries) if s.mean is not None and s.missing == 0}
+    if not column.ranked or len(means) < 2:
+        return set()
+    target = (max if column.metric.higher_is_better else min)(means.values())
+    found = {i for i, mean in means.items() if mean == target}
+    return found if len(found) < len(means) else set()
+
+
+def notes(group: Group, missing: bool) -> list[str]:
+    several = any(len(line.runs) > 1 for line in group.lines)
+    found = []
+    if several:
+        found.append("Mean ± standard deviation of the sample over the runs. Best in bold.")
+    else:
+        found.append("One run each, so there is no standard deviation. Best in bold.")
+    if missing:
+        found.append(PARTIAL)
+    diverged = {
+        line.label: sum("diverged_at" in r.result for r in line.runs) for line in group.lines
+    }
+    for label, count in diverged.items():
+        if count:
+            found.append(f"{label}: {count} run{'s' if count > 1 else ''} diverged.")
+    return found
+
+
+# --- verdicts in words
+
+
+def verdicts(group: Group) -> list[Verdict]:
+    assert group.study is not None
+    return [decide(claim, group) for claim in group.study.claims]
+
+
+def decide(claim: Claim, group: Group) -> Verdict:
+    def side(optimizer: str) -> list[float | None]:
+        lines = (x for x in group.lines if x.optimizer == optimizer)
+        return [value for x in lines for value in x.values(claim.metric)]
+
+    better = metric_of(claim, group).higher_is_better
+    return judge(claim, side(claim.first), side(claim.second), better)
+
+
+def metric_of(claim: Claim, group: Group) -> Metric:
+    assert group.study is not None
+    return next(m for m in group.study.metrics if m.key == claim.metric)
+
+
+def numbers(verdict: Verdict, group: Group) -> str:
+    """The numbers behind a verdict, in one line."""
+    claim = verdict.claim
+    if verdict.outcome == OPEN and verdict.p is None:
+        return f"{verdict.reason}; n = {verdict.n[0]} and {verdict.n[1]}"
+    metric = metric_of(claim, group)
+    labels = {x.optimizer: x.entry.label for x in group.lines}
+    unit = " points" if metric.percent else ""
+    parts = []
+    if verdict.difference is not None and verdict.interval is not None:
+        gap = number(verdict.difference, metric, signed=True)
+        low, high = (number(v, metric, signed=True) for v in verdict.interval)
+        parts.append(f"{labels[claim.first]} minus {labels[claim.second]}: {gap}{unit}")
+        parts.append(f"{verdict.confidence} % CI {low} to {high}")
+    if claim.relation == "=":
+        parts.append(f"margin ±{number(claim.margin, metric)}{unit}")
+    if any(verdict.missing):
+        for name, n, k in zip((claim.first, claim.second), verdict.n, verdict.missing, strict=True):
+            parts.append(f"{labels[name]}: {n - k} of {n} runs got there")
+    if verdict.p is not None:
+        parts.append(p_value(verdict.p))
+    parts.append(f"n = {verdict.n[0]} and {verdict.n[1]}")
+    if verdict.test and verdict.test != "interval":
+        worst = ", runs that never got there rank last" if any(verdict.missing) else ""
+        parts.append(f"{verdict.test}{worst}")
+    return f"{verdict.reason} ({'; '.join(parts)})"
+
+
+# --- Markdown
+
+
+def markdown(title: str, made: Table, banners: Sequence[str], lines: Sequence[str] = ()) -> str:
+    """A table fit for a paper's source: pipes, bold for the best, notes below."""
+    heads = [""]
+    for head, below in made.heads:
+        heads += [f"{head}, {part}" if part else head for part in below]
+    body = [[escaped(row.label), *(markdown_cell(cell) for cell in row.cells)] for row in made.rows]
+    text = [f"# {escaped(title)}", ""]
+    text += [f"**{banner}.**\n" for banner in banners]
+    text += [pipes(map(escaped, heads)), pipes([":--", *("--:" for _ in heads[1:])])]
+    text += [pipes(row) for row in body]
+    text += ["", *(f"{escaped(note)}  " for note in made.notes)]
+    text += ["", *(f"- {escaped(line)}" for line in lines)] if lines else []
+    return "\n".join(text).rstrip() + "\n"
+
+
+def markdown_cell(cell: Cell) -> str:
+    text = escaped(cell.text)
+    text = f"**{text}**" if cell.best else text
+    return f"{text} ({cell.note})" if cell.note else text
+
+
+def pipes(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def escaped(text: str) -> str:
+    """So that a name from a record stays text in Markdown and in whatever it is turned into."""
+    for mark in "\\|<>*_`[]#":
+        text = text.replace(mark, f"\\{mark}")
+    return " ".join(text.split())

@@ -1,0 +1,252 @@
+"""A small GPT on Tiny Shakespeare (characters) or WikiText-2 (words)."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import data
+from ..errors import LabError
+from ..records import Row
+from .base import Batch, Phase, Task
+
+FINAL_FACTOR = 0.1  # of the learning rate, at the end of the cosine
+TRAIN_SHARE = 0.9  # of the characters; WikiText-2 brings its own split
+EVALUATED = 64  # batches of validation windows at most
+PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:  # [batch, context, width]
+        x = x + self.dropped(self.out(self.attention(self.norm1(x))))
+        return x + self.dropped(self.down(F.gelu(self.up(self.norm2(x)))))
+
+    def attention(self, x: Tensor) -> Tensor:
+        batch, context, width = x.shape
+        qkv = self.qkv(x).view(batch, context, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # [batch, heads, context, width / heads]
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return y.transpose(1, 2).reshape(batch, context, width)
+
+    def dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class GPT(nn.Module):
+    """Pre-norm, learned positions; a tied head reads the embedding of the tokens."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        layers: int,
+        heads: int,
+        width: int,
+        context: int,
+        dropout: float = 0.0,
+        tied: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(context, width)
+        self.layers = nn.Sequential(*(Layer(width, heads, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.apply(initialize)
+        for layer in self.layers.children():
+            assert isinstance(layer, Layer)
+            for projection in (layer.out, layer.down):  # 2 · layers of them add up
+                nn.init.normal_(projection.weight, std=0.02 / math.sqrt(2 * layers))
+        if tied:
+            self.head.weight = self.token.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:  # [batch, context] → [batch, context, vocabulary]
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        x = F.dropout(x, self.dropout, self.training)
+        return self.head(self.norm(self.layers(x)))
+
+
+def initialize(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+class Corpus(NamedTuple):
+    """Two texts as numbers, on a device."""
+
+    vocabulary: tuple[str, ...]
+    train: Tensor  # [tokens] int64
+    valid: Tensor
+
+
+class Language(Task):
+    """A round is ``steps`` batches of random windows; ``warmup`` is a share of all rounds.
+
+    The sizes suit one CPU core with characters. Words have 33,278 classes: take a GPU.
+    """
+
+    name = "language"
+    title = "Language"
+    unit = "round"
+
+    def load(self) -> None:
+        for option, choices in (("corpus", CORPORA), ("precision", PRECISIONS)):
+            if self.options[option] not in choices:
+                raise LabError(
+                    f"{option} must be {' or '.join(choices)}, got {self.options[option]}"
+                )
+        if self.options["width"] % self.options["heads"]:
+            raise LabError(
+                f"width must be a multiple of heads, got {self.options['width']} and "
+                f"{self.options['heads']}"
+            )
+        where = None if self.config.synthetic else data.folder(self.data_dir)
+        self.words = self.options["corpus"] == "wikitext2"
+        self.corpus = read(self.options["corpus"], where, self.device)
+        context = self.options["context"]
+        if min(len(self.corpus.train), len(self.corpus.valid)) <= context:
+            raise LabError(f"context {context} is longer than the text; choose a smaller one")
+        self.windows = windows(self.corpus.valid, context)
+
+    def model(self) -> nn.Module:
+        sizes = {k: self.options[k] for k in ("layers", "heads", "width", "context", "dropout")}
+        return GPT(len(self.corpus.vocabulary), tied=self.words, **sizes)
+
+    def example(self) -> Any:
+        return self.windows[:4, :16]
+
+    # --- training
+
+    def batches(self, epoch: int) -> list[Batch]:
+        """Windows from anywhere in the text, and the same moved by one token."""
+        last = len(self.corpus.train) - self.options["context"]
+        shape = (self.options["steps"], self.options["batch"], 1)
+        start = torch.randint(last, shape, generator=self.generator(epoch))
+        index = (start + torch.arange(self.options["context"])).to(self.device)
+        return [(self.corpus.train[index], self.corpus.train[index + 1])]
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
+        tokens, following = batch
+        return self.cross_entropy(model, tokens, following)
+
+    def cross_entropy(
+        self, model: nn.Module, tokens: Tensor, following: Tensor, reduction: str = "mean"
+    ) -> Tensor:
+        dtype = PRECISIONS[self.options["precision"]]
+        low = dtype != torch.float32
+        # The cache of autocast would outlive the step that a CUDA graph captures.
+        with torch.autocast(self.device.type, dtype, enabled=low, cache_enabled=False):
+            logits = model(tokens)
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(), following.flatten(), reduction=reduction
+        )
+
+    def phase(self, epoch: int) -> Phase:
+        """Warm-up and cosine in the middle of each round, where a round has their mean."""
+        done = (epoch + 0.5) / self.config.epochs
+        warmup = self.options["warmup"]
+        if done < warmup:
+            return Phase(lr_factor=done / warmup)
+        cosine = (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
+        return Phase(lr_factor=FINAL_FACTOR + (1 - FINAL_FACTOR) * cosine)
+
+    def due(self, epoch: int, rows: list[Row]) -> bool:
+        every = self.options["every"] or max(1, self.config.epochs // 100)
+        return epoch % every == 0
+
+    # --- evaluation
+
+    def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
+        """On windows of the validation text side by side, each with its next token."""
+        batch = self.options["batch"]
+        chosen = self.windows[: EVALUATED * batch]
+        total = torch.zeros((), device=self.device)
+        for part in chosen.split(batch):
+            total = total + self.cross_entropy(model, part[:, :-1], part[:, 1:], "sum")
+        loss = total / chosen[:, 1:].numel()
+        metrics = {"valid_loss": loss, "valid_perplexity": loss.exp()}
+        return metrics if self.words else {**metrics, "valid_bits": loss / math.log(2)}
+
+    def result(self, rows: list[Row]) -> Row:
+        losses = [row["valid_loss"] for row in rows if row["valid_loss"] is not None]
+        return {"best_valid_loss": min(losses, default=None)}
+
+
+def windows(tokens: Tensor, context: int) -> Tensor:
+    """[count, context + 1]: windows that share one token, the last of one and first of the next."""
+    return tokens.unfold(0, context + 1, context)
+
+
+# --- texts
+
+
+@lru_cache(maxsize=4)
+def read(corpus: str, where: Path | None, device: torch.device) -> Corpus:
+    """A corpus from a folder, or a made one; all runs of a process share it."""
+    train, valid = CORPORA[corpus](where)
+    vocabulary = tuple(sorted(set(train)))
+    numbers = {token: i for i, token in enumerate(vocabulary)}
+    if unknown := sorted(set(valid) - set(vocabulary)):
+        raise LabError(f"{unknown[0]!r} of the validation text is not in the training text")
+    if where and corpus == "wikitext2" and len(vocabulary) != data.VOCABULARY:
+        raise LabError(
+            f"the training text in {where} has {len(vocabulary)} different tokens, WikiText-2 has "
+            f"{data.VOCABULARY}; put a new copy there"
+        )
+    train, valid = ([numbers[token] for token in text] for text in (train, valid))
+    return Corpus(vocabulary, torch.tensor(train).to(device), torch.tensor(valid).to(device))
+
+
+def characters(where: Path | None) -> tuple[list[str], list[str]]:
+    return divided(list(data.shakespeare(where)) if where else made_text(list(ascii_lowercase)))
+
+
+def words(where: Path | None) -> tuple[list[str], list[str]]:
+    if where:
+        return data.wikitext2("train", where), data.wikitext2("valid", where)
+    return divided(made_text([f"w{i}" for i in range(200)]))
+
+
+def divided(text: list[str]) -> tuple[list[str], list[str]]:
+    cut = round(TRAIN_SHARE * len(text))
+    return text[:cut], text[cut:]
+
+
+CORPORA = {"shakespeare": characters, "wikitext2": words}
+
+
+def made_text(symbols: list[str], length: int = 40_000, choices: int = 4) -> list[str]:
+    """A Markov chain: every symbol has a few that can follow it, with falling probabilities."""
+    generator = np.random.default_rng(0)
+    following = generator.integers(len(symbols), size=(len(symbols), choices)).tolist()
+    picks = np.minimum(generator.geometric(0.5, length) - 1, choices - 1).tolist()
+    state, text = 0, []
+    for i, pick in enumerate(picks):
+        # A jump now and then, so that every symbol occurs
+        state = i % len(symbols) if i % 16 == 0 else following[state][pick]
+        text.append(symbols[state])
+    return text
+
+
+TASK = Language

@@ -1,0 +1,584 @@
+"""Your own model with several optimizers: the same weights, the same batches, the same budget.
+
+The runs are the laboratory's: seeded, resumed after an interruption, one record each. A run that
+was finished is not trained again unless the model, the data, the loss or the settings changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import random
+import re
+import statistics
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from . import optimizers as registry
+from .engines import failure, interruptible, locked, resolve_device
+from .errors import LabError
+from .records import FAILED, FINISHED, RUN, Record, Row, RunConfig, canonical, load
+from .tasks.base import Batch, Phase, Task
+from .train import CHECKPOINT, CHECKPOINT_SECONDS, Progress, Run, Stopped, new_model
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+Metrics = Callable[[nn.Module, Any], Mapping[str, float | Tensor]]
+Batches = Iterable[Any] | Callable[[int], Iterable[Any]]  # or a function of the epoch, from 0
+
+OWN_COLUMNS = ("epoch", "train_loss", "lr", "weight_norm", "valid_loss", "seconds_per_epoch")
+END = object()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the user brings."""
+
+    model_fn: Callable[[], nn.Module]
+    train: Batches
+    loss_fn: LossFunction
+    valid: Iterable[Any] | None = None
+    metrics: Metrics | None = None
+    example: Any = None
+
+
+@dataclass
+class Comparison:
+    """The records of a comparison, and how they read."""
+
+    name: str
+    records: list[Record]  # finished and failed, seed by seed
+    report: Path | None = None
+
+    def table(self) -> str:
+        """Final numbers as plain text, mean ± standard deviation over the seeds."""
+        return table(self.name, self.records)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def compare(
+    model_fn: Callable[[], nn.Module],
+    train_loader: Batches,
+    loss_fn: LossFunction,
+    *,
+    epochs: int,
+    optimizers: Sequence[str] = ("adamw", "adamo"),
+    hyper: Mapping[str, Mapping[str, Any]] | None = None,
+    valid_loader: Iterable[Any] | None = None,
+    metrics: Metrics | None = None,
+    example_batch: Any = None,
+    seeds: Sequence[int] = (0,),
+    out: str | Path = "lab-output/yours",
+    device: str | torch.device = "cpu",
+    name: str = "your model",
+    report: bool = True,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Train a model with each optimizer under the same conditions.
+
+    Args:
+        model_fn: makes a new model; called under the same seed for every optimizer.
+        train_loader: a ``DataLoader``, a list of batches, anything that can be read once an epoch,
+            or a function of the epoch (from 0) that returns batches. Its random numbers depend on
+            seed and epoch alone, so every optimizer sees the same batches in the same order.
+        loss_fn: ``loss_fn(model, batch)``, the loss to minimize; it gets batches on ``device``.
+        epochs: the budget.
+        optimizers: names in the registry, ``adamo-lab list`` shows them; the first is the one that
+            times are compared with.
+        hyper: changes to their settings, by name: ``{"adamw": {"lr": 3e-4}}``.
+        valid_loader: batches on which the loss is evaluated after every epoch.
+        metrics: ``metrics(model, batch)``, more numbers about a validation batch, by name. Like
+            the loss they are averaged over the batches, weighted by their size.
+        example_batch: what the model takes, so that AdamO finds scale-invariant weights (see
+            ``adamo_optim.param_groups``). Without it the rules go by shape.
+        seeds: one run of each optimizer for every seed.
+        out: the folder of the records and the report.
+        device: where to train.
+        name: of the model, for the report.
+        report: write the report.
+        fresh: train again what is there already.
+        progress: called after every epoch with the run's config, the epoch and its numbers.
+
+    Example:
+        >>> comparison = compare(make_model, loader, loss_fn, epochs=10)  # doctest: +SKIP
+        >>> print(comparison.table())  # doctest: +SKIP
+    """
+    recipe = Recipe(model_fn, train_loader, loss_fn, valid_loader, metrics, example_batch)
+    check(recipe, epochs, optimizers, hyper or {}, seeds)
+    where, root = resolve_device(str(device)), Path(out)
+    write = report_writer() if report else None
+    settings = {key: settings_of(key, (hyper or {}).get(key, {})) for key in optimizers}
+    with kept_randomness(where), interruptible() as stop:
+        options = {"name": name, "version": rehearse(recipe, settings, where)}
+        configs = [
+            RunConfig("yours", key, seed, epochs, settings[key], options)
+            for seed in seeds  # seed by seed, so that a busy machine slows all alike
+            for key in optimizers
+        ]
+        records = [
+            run_one(config, recipe, where, root / config.id, fresh, progress, stop)
+            for config in configs
+        ]
+    return Comparison(name, records, write(root, root / "report") if write else None)
+
+
+def report_writer() -> Callable[[Path, Path], Path]:
+    """What is missing for a report should be known before hours of training."""
+    try:
+        from .report import write_report
+    except ImportError as error:
+        raise LabError(
+            f"the report needs {error.name}: pip install 'adamo-optim[lab]', or say report=False"
+        ) from error
+    return write_report
+
+
+# --- what can be checked before anything is trained
+
+
+def check(
+    recipe: Recipe,
+    epochs: int,
+    names: Sequence[str],
+    hyper: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+) -> None:
+    """One sentence for what makes no sense."""
+    if epochs < 1:
+        raise LabError(f"epochs must be at least 1, got {epochs}")
+    for what, values in (("optimizers", names), ("seeds", seeds)):
+        if isinstance(values, str) or not values or len({*values}) < len(values):
+            raise LabError(f"{what} must be different and at least one, got {values!r}")
+    if min(seeds) < 0:
+        raise LabError(f"seeds must be >= 0, got {min(seeds)}")
+    for name in hyper:
+        if name not in names:
+            raise LabError(f"hyper names {name!r}, which is not among {', '.join(names)}")
+    if recipe.metrics and recipe.valid is None:
+        raise LabError("metrics are taken on valid_loader, and there is none; give one")
+    for what, source in (("train_loader", recipe.train), ("valid_loader", recipe.valid)):
+        if isinstance(source, Iterator):
+            raise LabError(
+                f"{what} is an iterator and can be read only once; give a DataLoader or a list"
+            )
+        if getattr(source, "persistent_workers", False):
+            raise LabError(
+                f"{what} has persistent_workers=True, which carries random numbers from one run to "
+                "the next; make it with persistent_workers=False"
+            )
+
+
+def settings_of(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The lab's settings for a model nobody knows, with the user's changes."""
+    hyper = registry.settings("yours", name, changes)
+    legal = registry.legal_arguments(name) - {*registry.OWN}  # those belong to the lab's protocols
+    for key in changes:
+        if key not in legal:
+            raise LabError(f"{name} has no argument {key!r}; it has {', '.join(sorted(legal))}")
+    hyper = {key: value for key, value in hyper.items() if key in legal}
+    try:
+        canonical(hyper)
+    except (TypeError, ValueError) as error:
+        raise LabError(f"hyper of {name} must be numbers, words or lists: {error}") from error
+    return hyper
+
+
+def rehearse(
+    recipe: Recipe, settings: Mapping[str, Mapping[str, Any]], device: torch.device
+) -> str:
+    """One batch of everything, so that mistakes show at once; returns a digest of what it saw."""
+    name = next(iter(settings))
+    task = Yours(RunConfig("yours", name, 0, 1, settings[name]), device, recipe)
+    model = new_model(task)
+    seen = hashlib.sha256()
+    absorb(seen, [repr_of(model), *(p.detach() for p in model.state_dict().values())])
+    for key in settings:
+        registry.build(key, settings[key], model, task.example())
+    model.train()
+    batch = first(task.stream(0), "train_loader")
+    loss = task.loss(model, (batch,), Phase())
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise LabError(f"loss_fn must return one number that has a gradient, got {what}")
+    absorb(seen, batch)
+    if recipe.valid is not None:
+        batch = first(task.read(recipe.valid, 0), "valid_loader")
+        model.eval()
+        with torch.no_grad():
+            task.measure(model, batch)
+        absorb(seen, batch)
+    known: set[Any] = set()
+    code = [recipe.model_fn, recipe.loss_fn, recipe.metrics, *{type(m) for m in model.modules()}]
+    absorb(seen, sorted(source_of(part, known) for part in code))
+    return seen.hexdigest()[:8]
+
+
+def first(batches: Iterable[Any], what: str) -> Any:
+    for batch in batches:
+        return batch
+    raise LabError(f"{what} gave no batch; is its data set empty?")
+
+
+# --- the task
+
+
+class Yours(Task):
+    """A user's model in the form that the lab's runs need. A batch is a tuple of one: the user's.
+
+    Its stream of batches is read as it comes, as it may not fit into memory.
+    """
+
+    name = "yours"
+    title = "Your model"
+
+    def __init__(self, config: RunConfig, device: torch.device, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.epoch_seconds: list[float] = []
+        super().__init__(config, device, None)
+
+    def all_options(self, config: RunConfig) -> dict[str, Any]:
+        return dict(config.options)
+
+    def load(self) -> None:
+        pass
+
+    def model(self) -> nn.Module:
+        seed_others(self.seed_of(-1, purpose=2))
+        return self.recipe.model_fn()
+
+    def example(self) -> Any:
+        return moved(self.recipe.example, self.device)
+
+    def batches(self, epoch: int) -> list[Any]:
+        return [([batch],) for batch in self.stream(epoch)]
+
+    def stream(self, epoch: int) -> Iterator[Any]:
+        """An epoch's batches; the same for every optimizer of a seed."""
+        source, seed = self.recipe.train, self.seed_of(epoch, purpose=3)
+        seed_others(seed)
+        seed_loader(source, seed, epoch)
+        if callable(source) and not isinstance(source, Iterable):
+            source = source(epoch)
+        return self.read(source, seed)
+
+    def read(self, source: Iterable[Any], seed: int) -> Iterator[Any]:
+        """Batches on the device. What the model draws in between changes none of them."""
+        numbers = Randomness(seed)
+        with numbers:
+            iterator = iter(source)
+        while True:
+            with numbers:
+                batch = next(iterator, END)
+            if batch is END:
+                return
+            yield moved(batch, self.device)
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
+        return self.recipe.loss_fn(model, *batch)
+
+    def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
+        """Means over the validation batches, weighted by their sizes."""
+        if self.recipe.valid is None:
+            return {}
+        totals: dict[str, Tensor] = {}
+        count = 0
+        for batch in self.read(self.recipe.valid, self.seed_of(-1, purpose=4)):
+            size = size_of(batch)
+            values = self.measure(model, batch)
+            if totals and totals.keys() != values.keys():
+                names = f"{', '.join(totals)} and then {', '.join(values)}"
+                raise LabError(f"metrics must have the same names on every batch, got {names}")
+            totals = {key: totals.get(key, 0) + size * value for key, value in values.items()}
+            count += size
+        return {key: total / count for key, total in totals.items()}
+
+    def measure(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
+        taken = [key for key in extra if key in OWN_COLUMNS]
+        if taken:
+            raise LabError(f"metrics may not be called {', '.join(taken)}; choose another name")
+        values = {"valid_loss": self.recipe.loss_fn(model, batch), **extra}
+        return {key: self.number(value) for key, value in values.items()}
+
+    def number(self, value: float | Tensor) -> Tensor:
+        return torch.as_tensor(value, device=self.device).detach().double().reshape(())
+
+    def result(self, rows: list[Row]) -> Row:
+        """The median epoch's time: the first one warms up, and a busy machine has hiccups."""
+        seen = self.epoch_seconds
+        return {"seconds_per_epoch": statistics.median(seen)} if seen else {}
+
+
+def run_one(
+    config: RunConfig,
+    recipe: Recipe,
+    device: torch.device,
+    folder: Path,
+    fresh: bool,
+    progress: Progress | None,
+    stop: Callable[[], bool],
+) -> Record:
+    """A run's record: the one that is there, or a new one, finished or failed."""
+    if fresh:
+        for name in (RUN, CHECKPOINT):
+            (folder / name).unlink(missing_ok=True)
+    if (folder / RUN).exists():
+        known = load(folder)
+        if known.status == FINISHED:
+            return known
+    try:
+        with locked(folder):
+            train(Run(config, Yours(config, device, recipe), folder), progress, stop)
+    except Stopped as error:
+        raise KeyboardInterrupt("stopped; the same call goes on from here") from error
+    except Exception as error:  # whatever a user's model may raise: the other runs go on
+        outcome = failure(config, error, folder)
+        return Record(config, FAILED, error=outcome.error)
+    return load(folder)
+
+
+def train(run: Run, progress: Progress | None, stop: Callable[[], bool]) -> None:
+    """The lab's loop over a stream of batches; only the training is timed."""
+    task, saved = run.task, time.monotonic()
+    assert isinstance(task, Yours)
+    while not run.over:
+        started, phase, steps = time.perf_counter(), task.phase(run.epoch), 0
+        run.begin(phase)
+        for batch in task.stream(run.epoch):
+            run.step((batch,), phase)
+            steps += 1
+        if not steps:
+            raise LabError(f"train_loader gave no batch in epoch {run.epoch}, counted from 0")
+        if task.device.type == "cuda":
+            torch.cuda.synchronize(task.device)
+        task.epoch_seconds.append(time.perf_counter() - started)
+        run.seconds += task.epoch_seconds[-1]
+        run.end(phase, steps)
+        row = run.collect()
+        if progress:
+            progress(run.config, run.epoch, row or {})
+        if stop() or time.monotonic() - saved > CHECKPOINT_SECONDS:
+            run.checkpoint()
+            saved = time.monotonic()
+        if stop() and not run.over:
+            raise Stopped(run.config.id)
+    run.finish()
+
+
+# --- batches
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch of any structure, its tensors on the device."""
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch
+
+
+def size_of(batch: Any) -> int:
+    """How many examples a batch has: the first dimension of its first tensor, else 1."""
+    for leaf in leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return len(leaf)
+    return 1
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from leaves(value)
+    else:
+        yield batch
+
+
+# --- random numbers
+
+
+class Randomness:
+    """A stream of torch's random numbers on the CPU, beside the one that is in use outside."""
+
+    def __init__(self, seed: int) -> None:
+        self.inside = torch.Generator().manual_seed(seed).get_state()
+        self.outside = self.inside
+
+    def __enter__(self) -> None:
+        self.outside = torch.get_rng_state()
+        torch.set_rng_state(self.inside)
+
+    def __exit__(self, *_: object) -> None:
+        self.inside = torch.get_rng_state()
+        torch.set_rng_state(self.outside)
+
+
+def seed_others(seed: int) -> None:
+    """The generators that transforms of images and the like draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def seed_loader(loader: Any, seed: int, epoch: int) -> None:
+    """A loader's own generator would go on from the last run; a sampler may count epochs."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    inner = getattr(batch_sampler, "sampler", None)
+    parts: list[Any] = [loader, getattr(loader, "sampler", None), batch_sampler, inner]
+    for part in parts:
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
+@contextlib.contextmanager
+def kept_randomness(device: torch.device) -> Iterator[None]:
+    """The caller's random numbers go on afterwards as if nothing had been trained."""
+    ours, arrays = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(arrays)
+
+
+# --- has the experiment changed?
+
+
+def absorb(digest: Any, value: Any) -> None:
+    """Take a batch, weights or texts into a digest; of other objects, only the type."""
+    for leaf in leaves(value):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            data = leaf.detach().cpu().contiguous().flatten()
+            digest.update(repr((leaf.dtype, tuple(leaf.shape))).encode())
+            digest.update(data.view(torch.uint8).numpy().tobytes() if len(data) else b"")
+        elif isinstance(leaf, np.ndarray):
+            digest.update(leaf.tobytes())
+        elif isinstance(leaf, (str, bytes, int, float, type(None))):
+            digest.update(repr(leaf).encode())
+        else:
+            digest.update(type(leaf).__name__.encode())
+
+
+def repr_of(value: Any) -> str:
+    return re.sub(r"0x[0-9a-f]+", "", repr(value))  # an address says nothing
+
+
+def source_of(part: Any, known: set[Any]) -> str:
+    """The text of a function or class, with the functions and numbers it uses."""
+    if isinstance(part, type):
+        part = part if not part.__module__.startswith("torch.") else None
+    elif not isinstance(part, types.FunctionType):
+        part = getattr(part, "func", None) or (type(part) if callable(part) else None)
+    if part is None or part in known:
+        return ""
+    known.add(part)
+    try:
+        text = inspect.getsource(part)
+    except (OSError, TypeError):  # typed in at a prompt
+        code = getattr(part, "__code__", None)
+        text = code.co_code.hex() if code else part.__qualname__
+    if not isinstance(part, types.FunctionType):
+        return text
+    try:
+        used = inspect.getclosurevars(part)
+    except ValueError:  # it uses a name that has no value yet
+        return text
+    for name, value in sorted({**used.globals, **used.nonlocals}.items()):
+        if isinstance(value, types.FunctionType) and not value.__module__.startswith("torch."):
+            text += source_of(value, known)
+        elif isinstance(value, (str, int, float, tuple, type(None))):
+            text += f"{name} = {repr_of(value)}\n"
+    return text
+
+
+# --- the table
+
+
+def table(name: str, records: Sequence[Record]) -> str:
+    """Optimizers × final numbers, and below it what they do not say."""
+    runs: dict[str, list[Record]] = {}
+    for record in records:
+        runs.setdefault(record.config.optimizer, []).append(record)
+    finished = [record for record in records if record.status == FINISHED]
+    own = ("train_loss", "valid_loss")
+    extra = dict.fromkeys(k for r in finished for k in r.result if k not in (*OWN_COLUMNS, *own))
+    extra.pop("diverged_at", None)
+    keys = [key for key in (*own, *extra) if any(key in r.result for r in finished)]
+    heading = ["optimizer", "n", *(key.replace("_", " ") for key in keys), "s/epoch", "time ratio"]
+    base = mean_of(next(iter(runs.values())), "seconds_per_epoch")
+    rows = [heading]
+    for key, group in runs.items():
+        seconds = mean_of(group, "seconds_per_epoch")
+        ratio = f"{seconds / base:.2f}" if seconds and base else "-"
+        count = str(sum(r.status == FINISHED for r in group))
+        cells = [spread_of(group, k) for k in (*keys, "seconds_per_epoch")]
+        rows.append([registry.entry(key).label, count, *cells, ratio])
+    epochs = records[0].config.epochs
+    return "\n".join([f"{name}, {epochs} epochs", "", *aligned(rows), "", *notes(records, runs)])
+
+
+def values_of(records: Sequence[Record], key: str) -> list[float]:
+    found = [r.result.get(key) for r in records if r.status == FINISHED]
+    return [value for value in found if value is not None]
+
+
+def mean_of(records: Sequence[Record], key: str) -> float | None:
+    values = values_of(records, key)
+    return statistics.mean(values) if values else None
+
+
+def spread_of(records: Sequence[Record], key: str) -> str:
+    values = values_of(records, key)
+    if not values:
+        return "-"
+    mean = f"{statistics.mean(values):.4g}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2g}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Names to the left, numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+
+
+def notes(records: Sequence[Record], runs: Mapping[str, list[Record]]) -> list[str]:
+    """How to read the table; the settings; what failed, diverged or was warned of."""
+    seeds = len({record.config.seed for record in records})
+    many = f"Mean ± standard deviation over {seeds} seeds"
+    lines = [f"{many if seeds > 1 else 'One seed, so no error bars'}; n: runs that finished."]
+    for name, group in runs.items():
+        hyper = ", ".join(f"{k} {v}" for k, v in group[0].config.hyper.items())
+        lines.append(f"{registry.entry(name).label}: {hyper}")
+    told = set()
+    for r in records:
+        who = f"{registry.entry(r.config.optimizer).label}, seed {r.config.seed}"
+        if r.status == FAILED:
+            lines.append(f"{who} failed: {r.error}")
+        if "diverged_at" in r.result:
+            lines.append(f"{who} diverged in epoch {r.result['diverged_at']}")
+        for warning in r.environment.get("warnings", ()):
+            if (r.config.optimizer, warning) not in told:
+                told.add((r.config.optimizer, warning))
+                lines.append(f"{who}: {warning}")
+    return lines
