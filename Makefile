@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench sanitize ci clean
+.PHONY: help venv demo test lint format bench sanitize browser ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,8 +28,8 @@ $(STAMP): pyproject.toml constraints-dev.txt
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## compare AdamW and AdamO on handwritten digits: about two minutes
-	$(PY) examples/demo.py $(DEMO_ARGS)
+demo: $(STAMP)  ## AdamW and AdamO side by side: about three minutes, then a page of pictures
+	$(VENV)/bin/adamo-lab demo $(DEMO_ARGS)
 
 # Two workers with one thread each: more threads than cores make small tensor operations slower.
 test: $(STAMP)  ## run the tests on two cores
@@ -45,7 +45,7 @@ format: $(STAMP)  ## let ruff mend and format the code
 	$(PY) -m ruff format .
 
 bench: $(STAMP)  ## time AdamO against AdamW on this machine: a table, JSON and a plot
-	$(PY) benchmarks/bench.py $(BENCH_ARGS)
+	$(VENV)/bin/adamo-lab bench $(BENCH_ARGS)
 
 # torch's exceptions need libstdc++ to be loaded beside the sanitizer; Python itself leaks on purpose.
 SANITIZED := build/sanitized_kernel.so
@@ -59,9 +59,13 @@ sanitize: $(STAMP)  ## the native kernel's tests under AddressSanitizer and UBSa
 	  LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 	  $(PY) -m pytest -q -p no:xdist tests/test_native.py
 
-ci:  ## what continuous integration runs: test, lint and a quick demo
+# The report's tests look at its page in a real browser; where there is none they are skipped.
+browser:  ## install Chromium from Debian's packages, if it is not there
+	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -yq chromium; }
+
+ci:  ## what continuous integration runs: all tests, lint and a quick demo
 	.ci/run
 
 clean:  ## remove .venv, caches and what programs wrote
-	rm -rf $(VENV) build dist demo-output bench-output .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist demo-output bench-output lab-output .pytest_cache .ruff_cache .hypothesis
 	find src tests examples -name '__pycache__' -prune -exec rm -rf {} + -o -name '*.egg-info' -prune -exec rm -rf {} +

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from shapes import NETWORKS
 
+from adamo_lab.bench.shapes import NETWORKS
 from adamo_optim import AdamO, cuda
 
 

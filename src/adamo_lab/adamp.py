@@ -156,15 +156,16 @@ def update(
     torch._foreach_add_(steps, 1)
     count = torch.stack(steps).double()
     lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
-    sizes = lr / (1 - beta1**count)
-    roots = (1 - beta2**count).sqrt()
+    dtype = torch.promote_types(params[0].dtype, torch.float32)  # of the results
+    sizes = list((lr / (1 - beta1**count)).to(dtype).unbind())
+    roots = list((1 - beta2**count).sqrt().to(dtype).unbind())
 
     # Adam
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
     torch._foreach_mul_(exp_avg_sqs, beta2)
     torch._foreach_addcmul_(exp_avg_sqs, grads, grads, value=1 - beta2)
     denominators = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_div_(denominators, list(roots.unbind()))
+    torch._foreach_div_(denominators, roots)
     torch._foreach_add_(denominators, eps)
     momenta = torch._foreach_lerp(exp_avgs, grads, 1 - beta1) if nesterov else exp_avgs
     updates = torch._foreach_div(momenta, denominators)
@@ -180,19 +181,21 @@ def update(
             weights, pick(grads, wide), pick(updates, wide), delta=delta, eps=eps
         )
         kept = 1 - (1 - wd_ratio) * projected.double()  # of the decay
-        decay = 1 - lr * weight_decay * kept
-        for j, i in enumerate(wide):
-            weights[j].mul_(decay[j] + sizes[i] * coefficients[j])
+        decays = (1 - lr * weight_decay * kept).to(dtype).unbind()
+        factors = torch._foreach_mul(coefficients, pick(sizes, wide))
+        torch._foreach_add_(factors, list(decays))
+        for w, factor in zip(weights, factors, strict=True):
+            w.mul_(factor)
 
     # Step
-    torch._foreach_mul_(updates, list(sizes.unbind()))
+    torch._foreach_mul_(updates, sizes)
     torch._foreach_sub_(params, updates)
 
 
 def projection(
     weights: Tensors, grads: Tensors, updates: Tensors, *, delta: float, eps: float
 ) -> tuple[Tensor, Tensors]:
-    """Which weights are projected, [weights], and c in u ← u - c·w of each, [rows, 1, ...] or [].
+    """Which weights are projected, [weights], and c in u ← u - c·w of each, [rows, 1, ...].
 
     The whole weight's products are sums over its rows, so its test costs next to nothing.
     """
@@ -221,8 +224,8 @@ def projection(
     by_row = over_squares(uw, w_norms, eps)
     by_layer = torch.stack(over_squares(whole_uw, whole_w_norms, eps))
     otherwise = torch.where(layer, by_layer, 0.0)  # only where the channels' test fails
-    coefficients = [torch.where(channel[j], c, otherwise[j]) for j, c in enumerate(by_row)]
-    return channel | layer, coefficients
+    cases = zip(channel.unbind(), by_row, otherwise.unbind(), strict=True)
+    return channel | layer, [torch.where(*case) for case in cases]
 
 
 def sum_rows(x: Tensor) -> Tensor:

@@ -207,6 +207,20 @@ def data(
     print(download(name, data_dir))
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def bench(context: typer.Context) -> None:
+    """Time AdamO against AdamW on this machine: a table, JSON and a plot.
+
+    Example: adamo-lab bench --networks resnet18 200-small
+    """
+    from .bench import main as measure
+
+    measure(context.args)
+
+
 @app.command()
 def demo(
     out: Out = Path("demo-output"),
@@ -314,10 +328,12 @@ def draw_landscape(
     ended_well = all(o.status in ("finished", "known") for o in outcomes)
     if chosen.kind != "landscape" or not ended_well:
         return
+    from .engines import finished_record
     from .landscape import landscape
 
     for seed in sorted({config.seed for config in configs}):
-        folders = [setup.folder(config) for config in configs if config.seed == seed]
+        runs = [finished_record(setup, config) for config in configs if config.seed == seed]
+        folders = [run.folder for run in runs if run.folder]
         record = landscape(folders, setup.out, data_dir=setup.data_dir, device=setup.device)
         print(f"landscape of seed {seed}: {record.id}")
 

@@ -145,7 +145,7 @@ def groups(records: list[Record], study: Study | None) -> list[Group]:
 
 
 def distinguishing(records: list[Record], study: Study | None) -> set[tuple[str, str]]:
-    """(task, option) pairs without one value everywhere, a study's own runs or defaults included."""
+    """(task, option) pairs with more than one value, a study's own runs or defaults counted."""
     configs = [r.config for r in records]
     known = [(c.task, c.options) for c in configs]
     if study:

@@ -98,15 +98,16 @@ def write_report(results: Path, out: Path) -> Path:
         )
     records = sorted(found.values(), key=lambda r: r.id)
     grouped, others = by_study(records)
-    sections = [study_section(STUDIES[name], groups) for name, groups in grouped.items()]
+    seen: set[str] = set()  # runs shown layer by layer
+    sections = [study_section(STUDIES[name], groups, seen) for name, groups in grouped.items()]
     yours = [g for g in others if g.task == YOURS]
     rest = [g for g in others if g.task != YOURS]
     if yours:
         about = "A model of your own, trained with the optimizers side by side."
-        sections.insert(0, Section(YOURS, "Your model", about, [part(g) for g in yours]))
+        sections.insert(0, Section(YOURS, "Your model", about, [part(g, seen) for g in yours]))
     if rest:
         about = "Runs and sweeps that belong to no study."
-        sections.append(Section("other", "Other runs", about, [part(g) for g in rest]))
+        sections.append(Section("other", "Other runs", about, [part(g, seen) for g in rest]))
     for made in (p for section in sections for p in section.parts):
         write_part(made, out)
     problems = [said.replace(str(results), "").lstrip("/") for said in problems]
@@ -118,8 +119,8 @@ def write_report(results: Path, out: Path) -> Path:
 # --- from groups to sections
 
 
-def study_section(study: Study, groups: list[Group]) -> Section:
-    parts = [part(g) for g in groups]
+def study_section(study: Study, groups: list[Group], seen: set[str]) -> Section:
+    parts = [part(g, seen) for g in groups]
     brief, absent = [], []
     for options in expected_options(study):
         label = label_of(options)
@@ -136,11 +137,11 @@ def study_section(study: Study, groups: list[Group]) -> Section:
     return Section(study.name, study.title, study.about, parts, brief, absent, study.example)
 
 
-def part(group: Group) -> Part:
+def part(group: Group, seen: set[str]) -> Part:
     maps = grids(group)
     whole = tables.table(group)
     judged = tables.verdicts(group) if group.study else []
-    drawn, layers = figures.draw(group, maps)
+    drawn, layers = figures.draw(group, maps, seen)
     return Part(
         group=group,
         title=title_of(group),

@@ -74,12 +74,19 @@ class GraphRun(Run):
 
     def indexed_step(self, stack: Batch, phase: Phase) -> None:
         """A step on the batch under the cursor: the same addresses whichever batch it is."""
-        self.step(tuple(t.index_select(0, self.cursor).squeeze(0) for t in stack), phase)
+        self.step(tuple(selected(t, self.cursor) for t in stack), phase)
         self.cursor += 1
 
     def collect(self) -> Row | None:
         with torch.cuda.stream(self.stream):
             return super().collect()
+
+
+def selected(stack: Tensor, cursor: Tensor) -> Tensor:
+    """One batch of a stack in the stack's own memory layout, which index_select alone forgets."""
+    order = sorted(range(stack.dim()), key=lambda d: (-stack.stride(d), d))
+    batch = stack.permute(order).index_select(order.index(0), cursor)
+    return batch.permute([order.index(d) for d in range(stack.dim())]).squeeze(0)
 
 
 class Feed:

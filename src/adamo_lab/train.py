@@ -9,6 +9,7 @@ that was killed goes on from its last checkpoint and ends with the same weights 
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import json
 import math
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from . import environment, optimizers
 from .errors import LabError
+from .landscape import gradient_norm_variation
 from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite, save
 from .records import write_atomically as write
 from .tasks import task_class
@@ -94,6 +96,8 @@ class Run:
 
     def begin(self, phase: Phase) -> None:
         """Set the stage of an epoch: learning rate, options, random numbers, sums."""
+        if self.epoch == 0:
+            self.snapshot()
         torch.manual_seed(self.task.seed_of(self.epoch, purpose=1))  # dropout
         self.model.train()
         self.set_lr(self.swa_lr() if phase.swa else self.base_lr * phase.lr_factor)
@@ -263,6 +267,9 @@ class Run:
             result |= {f"swa_{name}": value.item() for name, value in averaged.items()}
         if self.diverged:
             result["diverged_at"] = self.epoch
+        if self.task.options.get("watch"):
+            result["gradient_norm_variation"] = gradient_norm_variation(self.rows)
+        result["weights_sha256"] = digest_of(self.model)
         record = Record(
             config=self.config,
             status=FINISHED,
@@ -318,6 +325,15 @@ def failed(config: RunConfig, error: BaseException, folder: Path) -> Record:
     record = Record(config, FAILED, environment=environment.describe(), error=cause)
     save(record, folder)
     return record
+
+
+def digest_of(model: nn.Module) -> str:
+    """A fingerprint of all weights and buffers: equal exactly when two runs ended alike."""
+    sha = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        sha.update(name.encode())
+        sha.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
 def new_model(task: Task) -> nn.Module:

@@ -520,8 +520,7 @@ def table(name: str, records: Sequence[Record]) -> str:
         runs.setdefault(record.config.optimizer, []).append(record)
     finished = [record for record in records if record.status == FINISHED]
     own = ("train_loss", "valid_loss")
-    extra = dict.fromkeys(k for r in finished for k in r.result if k not in (*OWN_COLUMNS, *own))
-    extra.pop("diverged_at", None)
+    extra = dict.fromkeys(k for r in finished for k in r.metrics[-1] if k not in OWN_COLUMNS)
     keys = [key for key in (*own, *extra) if any(key in r.result for r in finished)]
     heading = ["optimizer", "n", *(key.replace("_", " ") for key in keys), "s/epoch", "time ratio"]
     base = mean_of(next(iter(runs.values())), "seconds_per_epoch")

@@ -10,8 +10,8 @@ from .look import Drawing, style
 __all__ = ["Drawing", "draw"]
 
 
-def draw(group: Group, grids: list[Grid]) -> tuple[list[Drawing], list[Drawing]]:
-    """A group's figures: those to show at once, and the layer-by-layer ones."""
+def draw(group: Group, grids: list[Grid], seen: set[str]) -> tuple[list[Drawing], list[Drawing]]:
+    """A group's figures: those to show at once, and layer by layer those of runs not yet seen."""
     with style():
         main = [*maps.boundaries(group), *maps.landscapes(group), *maps.heat_maps(group, grids)]
-        return [*main, *curves.draw(group)], dynamics.draw(group)
+        return [*main, *curves.draw(group)], dynamics.draw(group, seen)

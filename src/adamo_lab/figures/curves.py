@@ -10,7 +10,7 @@ from ..groups import YOURS, Group, Line
 from ..studies import STUDIES
 from ..tables import columns_of
 from ..verdicts import Summary
-from .look import Drawing, canvas, finish, legend_below, listed, plain
+from .look import Drawing, canvas, finish, legend_below, listed, log_axis, plain
 
 MOST_LINES = 10  # beyond that, the best setting of each optimizer
 MOST_POINTS = 300
@@ -91,9 +91,9 @@ def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
     axes.set_title(plain(shown))
     axes.set_xlabel("epoch")
     if group.task == "grokking":
-        axes.set_xscale("log")
+        log_axis(axes, "x")
     if min(extremes) > 0 and max(extremes) > 20 * min(extremes) and factor == 1:
-        axes.set_yscale("log")
+        log_axis(axes, "y")
     axes.margins(x=0.02)
     legend_below(picture, handles, labels)
     caption = f"{name[0].upper()}{name[1:]} over training. {count(lines, several)}"

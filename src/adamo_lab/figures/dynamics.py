@@ -10,18 +10,20 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ..groups import Group, Line
 from ..records import Record
 from .curves import drawn_lines
-from .look import Drawing, canvas, finish, legend_below, listed, plain
+from .look import WIDTH, Drawing, finish, listed, log_axis, plain
 
+DECADE = 10  # a range this wide gets a log axis
 NAMED = 5  # up to so many layers each has a name in the legend
 PANELS = (  # a key of the dynamics, its title, logarithmic
-    ("norm", r"norm of the weight, $\|w\|$", True),
-    ("eta_radial", r"radial step size, $\eta_{\rho,t}$", True),
-    ("tau", r"curvature, $\tau$", True),
+    ("norm", "norm of the weight, ‖w‖", True),
+    ("eta_radial", "radial step size ηᵨ", True),
+    ("tau", "curvature τ", True),
     ("angle", "angle of a step (rad)", True),
     ("radial_share_update", "radial share of the step", False),
 )
@@ -38,13 +40,16 @@ GUARD_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b", "#000000
 Layer = tuple[str, tuple[float, float, float, float]]  # its name and colour, in order of depth
 
 
-def draw(group: Group) -> list[Drawing]:
-    """All norms side by side, then everything AdamO says about itself."""
+def draw(group: Group, seen: set[str]) -> list[Drawing]:
+    """All norms side by side, then everything AdamO says about itself.
+
+    ``seen`` holds the runs that an earlier study has shown, and grows.
+    """
     chosen = [(line, run) for line in drawn_lines(group) if (run := first_run(line))]
-    if not chosen:
-        return []
-    telling = [(line, run) for line, run in chosen if reported(run, "eta_radial")]
-    made = [norms(group, chosen)] if len(chosen) > 1 else []
+    fresh = [(line, run) for line, run in chosen if run.id not in seen]
+    seen |= {run.id for _, run in fresh}
+    telling = [(line, run) for line, run in fresh if reported(run, "eta_radial")]
+    made = [norms(group, chosen)] if len(chosen) > 1 and fresh else []
     return [*made, *(inside(group, line, run) for line, run in telling)]
 
 
@@ -89,42 +94,64 @@ def depth_legend(found: list[Layer]) -> tuple[list[Artist], list[str]]:
     return handles, [name for name, _ in shown]
 
 
-def plot_layers(axes: Axes, run: Record, key: str, log: bool) -> bool:
-    """A line for each layer; says whether there was anything to draw."""
-    found = False
+def plot_layers(axes: Axes, run: Record, key: str, log: bool) -> None:
+    """A line for each layer, on a log axis where that helps."""
+    seen: list[float] = []
     for name, colour in layers(run):
         x, y = track(run, name, key)
         y = np.where(y > 0, y, np.nan) if log else y
         if not np.isnan(y).all():
             axes.plot(x, y, color=colour, linewidth=1.0, marker="." if len(x) == 1 else None)
-            found = True
-    if found and log:
-        axes.set_yscale("log")
-    if not found:
+            seen += [float(np.nanmin(y)), float(np.nanmax(y))]
+    if log and seen and max(seen) > DECADE * min(seen):
+        log_axis(axes, "y")
+    if not seen:
         axes.text(0.5, 0.5, "not in use", transform=axes.transAxes, ha="center", color="#6b6b6b")
         axes.set_yticks([])
-    return found
 
 
-def panels(count: int, extra: float = 0.5, **share: Any) -> tuple[Any, list[Axes]]:
+def panels(count: int, legend_rows: int, group: Group) -> tuple[Figure, list[Axes]]:
+    """Two columns at fixed places: with so many panels, working out a layout takes seconds."""
     rows = math.ceil(count / 2)
-    picture, axes = canvas(rows, 2, height=extra + 1.75 * rows, **share)
-    for panel in axes[count:]:
-        panel.remove()
-    for panel in axes[max(0, count - 2) : count]:
+    top, bottom = (0.5 if group.banners else 0.3), 0.55 + 0.19 * legend_rows
+    height = top + bottom + 1.75 * rows - 0.45
+    picture = Figure(figsize=(WIDTH, height))
+    grid = picture.add_gridspec(
+        rows, 2, left=0.105, right=0.985, top=1 - top / height, bottom=bottom / height,
+        wspace=0.26, hspace=0.38,
+    )  # fmt: skip
+    axes = [picture.add_subplot(grid[i // 2, i % 2]) for i in range(count)]
+    for panel in axes[-2:]:
         panel.set_xlabel("epoch")
-        panel.tick_params(labelbottom=True)
-    return picture, axes[:count]
+    return picture, axes
+
+
+def legend_at_foot(picture: Figure, found: list[Layer]) -> None:
+    handles, labels = depth_legend(found)
+    picture.legend(
+        handles, [plain(label) for label in labels], loc="lower center", ncols=1,
+        borderaxespad=0.15, labelspacing=0.25,
+    )  # fmt: skip
 
 
 def norms(group: Group, chosen: list[tuple[Line, Record]]) -> Drawing:
-    picture, axes = panels(len(chosen), sharex=True, sharey=True)
-    for panel, (line, run) in zip(axes, chosen, strict=True):
-        plot_layers(panel, run, "norm", log=True)
+    found = layers(chosen[0][1])
+    picture, axes = panels(len(chosen), legend_rows(found), group)
+    limits = [
+        value for _, run in chosen for name, _ in layers(run)
+        for value in track(run, name, "norm")[1] if value > 0
+    ]  # fmt: skip
+    for i, (panel, (line, run)) in enumerate(zip(axes, chosen, strict=True)):
+        plot_layers(panel, run, "norm", log=False)
         panel.set_title(plain(line.label), fontsize=8.5)
+        if limits:
+            panel.set_ylim(min(limits) / 1.1, max(limits) * 1.1)
+            if max(limits) > DECADE * min(limits):
+                log_axis(panel, "y")
         if group.task == "grokking":
-            panel.set_xscale("log")
-    legend_below(picture, *depth_legend(layers(chosen[0][1])), columns=1)
+            log_axis(panel, "x")
+        panel.tick_params(labelleft=i % 2 == 0, labelbottom=i >= len(chosen) - 2)
+    legend_at_foot(picture, found)
     caption = f"Norm of every weight over training{seed_of(chosen)}; dark is near the input."
     labels = listed([line.label for line, _ in chosen])
     alt = f"Small multiples: the norm of every weight over epochs, one panel each for {labels}"
@@ -133,26 +160,31 @@ def norms(group: Group, chosen: list[tuple[Line, Record]]) -> Drawing:
 
 def inside(group: Group, line: Line, run: Record) -> Drawing:
     """Everything that one AdamO run reports."""
-    picture, axes = panels(len(PANELS) + 1)
+    found = layers(run)
+    picture, axes = panels(len(PANELS) + 1, legend_rows(found), group)
     for panel, (key, title, log) in zip(axes, PANELS, strict=False):
         plot_layers(panel, run, key, log)
         panel.set_title(title, fontsize=8.5, fontweight="normal")
     plot_guards(axes[-1], run)
-    for panel in axes:
+    for i, panel in enumerate(axes):
         panel.set_xlim(0, run.config.epochs)
-    handles, labels = depth_legend(layers(run))
-    legend_below(picture, handles, labels, columns=1)
+        panel.tick_params(labelbottom=i >= len(axes) - 2)
+    legend_at_foot(picture, found)
     caption = f"{line.label}, layer by layer{seed_of([(line, run)])}; dark is near the input."
     alt = (
-        f"Small multiples for {line.label}: norm, radial step size, curvature, angle, radial share "
+        f"Small multiples for {line.label}: norm, radial step size, curvature, angle, radial "
+        f"share and guard activity of {len(found)} weights; {guard_summary(run)}"
     )
-    alt += f"and guard activity of {len(layers(run))} weights; {guard_summary(run)}"
     return finish(picture, group, f"layers-{slugged(line)}", caption, alt)
+
+
+def legend_rows(found: list[Layer]) -> int:
+    return len(found) if len(found) <= NAMED else 3
 
 
 def plot_guards(axes: Axes, run: Record) -> None:
     """When which part of the guard acted, and in which layer (the input at the bottom)."""
-    axes.set_title("guard at work", fontsize=8.5, fontweight="normal")
+    axes.set_title("guard at work, by layer", fontsize=8.5, fontweight="normal")
     axes.set_yticks([])
     seen = guard_events(run)
     if not seen:
@@ -165,7 +197,6 @@ def plot_guards(axes: Axes, run: Record) -> None:
         x, y = np.array(points).T
         axes.plot(x, y, marker, color=colour, markersize=3.2, label=plain(what))
     axes.set_ylim(-0.8, len(layers(run)) - 0.2)
-    axes.set_ylabel("layer")
     axes.legend(
         fontsize=6.5, loc="upper right", handletextpad=0.2, frameon=True, framealpha=0.85,
         edgecolor="none", borderpad=0.2,

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ..groups import Group, slug
 
 WIDTH = 4.8  # inches: at 330 pixels across, 9 point text is 9 pixels high
 DPI = 200
+FAST = {"compress_level": 3}
 INK, FAINT = "#1c1c1c", "#d9d9d9"
 
 RC: Any = {  # matplotlib.rcParams, whose stub has a type for its keys
@@ -34,7 +37,6 @@ RC: Any = {  # matplotlib.rcParams, whose stub has a type for its keys
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.labelsize": 9,
-    "axes.formatter.use_mathtext": True,
     "grid.color": FAINT,
     "grid.linewidth": 0.5,
     "font.size": 9,
@@ -96,11 +98,13 @@ def finish(
             color="#5c3a00",
             bbox={"boxstyle": "round,pad=0.35", "facecolor": "#ffe8b3", "edgecolor": "#c98a00"},
         )
-    figure.draw_without_rendering()  # the layout is worked out once, not once a format
-    figure.set_layout_engine("none")
+    engine = figure.get_layout_engine()
+    if engine is not None:  # the layout is worked out once, not once a format
+        engine.execute(figure)
+        figure.set_layout_engine(None)
     svg, png = io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+    figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None}, pil_kwargs=FAST)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     return Drawing(
         name=slug(f"{group.name}-{what}"),
@@ -122,6 +126,29 @@ def legend_below(
     figure.legend(
         handles, [plain(label) for label in labels], loc="outside lower center", ncols=columns
     )  # fmt: skip
+
+
+def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Powers of ten in plain letters: mathematics takes matplotlib longer than all the rest."""
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    axis.set_minor_locator(NullLocator())
+    low, high = sorted(axis.get_view_interval())
+    if high < 1000 * low:  # powers of ten alone would be too few
+        axis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high > 30 * low else (1.0, 2.0, 5.0)))
+
+
+def power(value: float) -> str:
+    """0.01, 1, 300, and beyond that 10⁻³ or 3·10⁴."""
+    if value <= 0:
+        return ""
+    if 0.01 <= value < 10_000:
+        return f"{value:g}"
+    exponent = math.floor(math.log10(value) + 1e-9)
+    first = f"{value / 10**exponent:.3g}"
+    raised = f"{exponent}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if first == "1" else f"{first}·10{raised}"
 
 
 def plain(text: str) -> str:

@@ -189,8 +189,8 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
 def axis_name(grid: Grid, which: int) -> str:
     tangential = grid.line.entry.kind == "adamo"
     names = {
-        "lr": r"learning rate $\eta_\theta$" if tangential else "learning rate",
-        "radial_lr": r"radial learning rate $\eta_\rho$",
+        "lr": "tangential learning rate" if tangential else "learning rate",
+        "radial_lr": "radial learning rate",
         "weight_decay": "weight decay",
     }
     return names.get(grid.axes[which], plain(grid.axes[which]))

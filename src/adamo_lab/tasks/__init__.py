@@ -68,7 +68,7 @@ TASKS = {
             "layers": 2,
             "heads": 4,
             "width": 96,
-            "context": 128,
+            "context": 64,
             "batch": 32,
             "steps": 100,  # in one round, which is this task's epoch
             "dropout": 0.0,

@@ -244,7 +244,7 @@ def made_text(symbols: list[str], length: int = 40_000, choices: int = 4) -> lis
     state, text = 0, []
     for i, pick in enumerate(picks):
         # A jump now and then, so that every symbol occurs
-        state = i % len(symbols) if i % 16 == 0 else following[state][pick]
+        state = i // 16 % len(symbols) if i % 16 == 0 else following[state][pick]
         text.append(symbols[state])
     return text
 

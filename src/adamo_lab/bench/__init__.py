@@ -1,6 +1,6 @@
 """Step time, memory and training speed of AdamO against torch's AdamW, in one command.
 
-    python benchmarks/bench.py --device cuda --networks resnet18 gpt-124m
+    adamo-lab bench --device cuda --networks resnet18 gpt-124m
 
 Every contender is timed in turn with ``torch.optim.AdamW(fused=True)`` on the same parameters, and
 the ratio of the two is what counts: absolute times on shared machines are worth little. Writes
@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from models import training
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from shapes import NETWORKS
 
 import adamo_optim
 from adamo_optim import AdamO
+
+from .models import training
+from .shapes import NETWORKS
 
 Parameters = list[torch.nn.Parameter]
 REFERENCE = "AdamW fused"
@@ -253,9 +254,11 @@ def show(console: Console, network: str, rows: dict[str, dict[str, Any]]) -> Non
     console.print(table)
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="adamo-lab bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, choices=["cpu", "cuda"])
@@ -266,7 +269,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("bench-output"))
     parser.add_argument("--commit", default="", help="what to record where git is not at hand")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda was asked for, but torch sees no CUDA device")
     torch.set_num_threads(arguments.threads)
@@ -312,12 +315,8 @@ def main() -> None:
         gc.collect()
     console.print(f"written: {path}")
     try:
-        from plot import draw
+        from .plot import draw
     except ImportError:
         console.print("no picture: matplotlib is not installed")
     else:
         console.print(f"written: {draw(path)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,33 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
-class Block(nn.Module):
-    def __init__(self, inside: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inside, width, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inside != width:
-            conv = nn.Conv2d(inside, width, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.relu(self.norm1(self.conv1(x)))
-        return functional.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
-
-
-def resnet18(classes: int = 100) -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    inside = 64
-    for width in (64, 128, 256, 512):
-        for block in range(2):
-            stride = 2 if block == 0 and width != 64 else 1
-            layers.append(Block(inside, width, stride))
-            inside = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+from ..tasks.cifar100 import ResNet18
 
 
 class Layer(nn.Module):
@@ -72,7 +46,7 @@ def training(name: str, device: torch.device) -> tuple[nn.Module, Callable[[], T
     """A model and a function that computes its loss on made data."""
     torch.manual_seed(0)
     if name == "resnet18":
-        model: nn.Module = resnet18().to(device, memory_format=torch.channels_last)
+        model: nn.Module = ResNet18().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         x = torch.randn(128, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
         y = torch.randint(100, (128,), device=device)
     else:

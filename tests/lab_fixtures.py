@@ -1,0 +1,200 @@
+"""Records with made numbers, for tests of the report alone: they say nothing about an optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adamo_lab.records import FAILED, FINISHED, Record, RunConfig, save
+from adamo_lab.studies import STUDIES, Request
+
+ENVIRONMENT = {
+    "adamo_optim": "0.1.0",
+    "torch": "2.11.0",
+    "python": "3.11.7",
+    "commit": "abc1234",
+    "date": "2026-03-01",
+    "device": "a processor",
+    "threads": 1,
+    "seconds": 12.5,
+}
+# How good each optimizer is in the made numbers.
+SKILL = {"adam": 0.2, "adamw": 0.35, "adamw_tuned": 0.75, "adamp": 0.45, "adamo_paper": 0.9}
+LAYERS = {
+    "cifar100": [f"layer{i // 4 + 1}.{i % 4}.conv.weight" for i in range(20)] + ["fc.weight"],
+    "grokking": ["embedding.weight", "hidden.weight", "output.weight"],
+    "toy2d": ["0.weight", "2.weight", "4.weight"],
+    "digits": ["0.0.weight", "1.0.weight", "3.0.weight", "6.weight"],
+}
+GUARDED = ("scale", "decay")
+
+
+def noise(config: RunConfig, salt: int = 0) -> np.random.Generator:
+    return np.random.default_rng([*config.id.encode(), salt])
+
+
+def skill(config: RunConfig) -> float:
+    return SKILL.get(config.optimizer, 0.6)
+
+
+def record(
+    config: RunConfig, *, rows: int = 60, result: Mapping[str, Any] | None = None, **changes: Any
+) -> Record:
+    """A finished run with curves, dynamics, arrays and a result that fit its task."""
+    metrics = curves(config, rows)
+    values = {
+        "finished": {
+            "config": config,
+            "status": FINISHED,
+            "result": {**metrics[-1], **outcome(config, metrics), **(result or {})},
+            "environment": dict(ENVIRONMENT),
+            "metrics": metrics,
+            "dynamics": dynamics(config),
+            "arrays": boundary(config) if config.task == "toy2d" else {},
+        }
+    }["finished"]
+    return Record(**{**values, **changes})
+
+
+def curves(config: RunConfig, rows: int) -> list[dict[str, Any]]:
+    g, s = noise(config), skill(config)
+    made = []
+    for k in range(1, min(rows, config.epochs) + 1):
+        t = k / min(rows, config.epochs)
+        rise = 1 / (1 + math.exp(-(t - 0.75 + 0.4 * s) * 14)) if config.task == "grokking" else (
+            1 - math.exp(-4 * t)
+        )  # fmt: skip
+        row = {
+            "epoch": max(1, round(t * config.epochs)),
+            "lr": 1e-3,
+            "train_loss": 4 * math.exp(-6 * t) + 0.01 * (1 + g.random()),
+            "weight_norm": 20 + 30 * (1 - s) * t + g.random(),
+        }
+        if config.task in ("language", "yours"):
+            row["valid_loss"] = 1.4 + 2 * math.exp(-4 * t) - 0.1 * s + 0.01 * g.standard_normal()
+            row["valid_perplexity"] = math.exp(row["valid_loss"])
+        else:
+            row["test_accuracy"] = min(1.0, rise * (0.72 + 0.08 * s) + 0.004 * g.standard_normal())
+            row["test_accuracy"] += 0.19 * rise if config.task == "grokking" else 0
+        if config.options.get("watch"):
+            row["gradient_norm"] = 1 + (1 - s) * math.exp(-t) + 0.1 * g.random()
+            row["gradient_norm_sd"] = 0.4 * (1 - 0.5 * s)
+        made.append(row)
+    return made
+
+
+def outcome(config: RunConfig, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    g = noise(config, 1)
+    found: dict[str, Any] = {}
+    if config.task == "cifar100":
+        near = [math.log10(config.hyper["lr"] / 8e-4)]
+        near += [math.log10(config.hyper.get("radial_lr", 5e-3) / 5e-3) / 3]
+        found["swa_test_accuracy"] = metrics[-1]["test_accuracy"] + 0.01 - 0.05 * math.hypot(*near)
+        found["best_test_accuracy"] = max(row["test_accuracy"] for row in metrics)
+    if config.task == "grokking":
+        passed = [row["epoch"] for row in metrics if row["test_accuracy"] > 0.95]
+        late = config.optimizer == "adamw" and config.seed >= 3
+        found["grokking_epoch"] = None if late or not passed else passed[0] + int(40 * g.random())
+    if config.task == "toy2d":
+        found["boundary_length"] = 14 - 6 * skill(config) + g.random()
+    if config.task == "digits":
+        found["gradient_norm_variation"] = 0.5 - 0.2 * skill(config) + 0.02 * g.random()
+    return found
+
+
+def dynamics(config: RunConfig, snapshots: int = 20) -> list[dict[str, Any]]:
+    g, names = noise(config, 2), LAYERS.get(config.task, [])
+    made = []
+    for k in range(1, snapshots + 1 if names else 1):
+        weights: dict[str, Any] = {}
+        for i, name in enumerate(names):
+            seen: dict[str, Any] = {"norm": (3 + i) * (1 + 0.5 * k / snapshots) + 0.1 * g.random()}
+            if config.optimizer.startswith("adamo"):
+                seen |= {
+                    "gradient_norm": g.random(),
+                    "eta_radial": 1e-3 * (1 + i) / k,
+                    "tau": None if k == 1 else 0.3 * (i + 1) + 0.1 * g.random(),
+                    "angle": 0.1 / (k + i),
+                    "radial_share_gradient": 0.1 * g.random(),
+                    "radial_share_update": 0.3 / k + 0.02 * i + 0.01 * g.random(),
+                    "guard": [part for part in GUARDED if g.random() < 0.15],
+                }
+            weights[name] = seen
+        made.append({"epoch": max(1, round(config.epochs * k / snapshots)), "weights": weights})
+    return made
+
+
+def boundary(config: RunConfig, size: int = 48) -> dict[str, np.ndarray]:
+    g, s = noise(config, 3), skill(config)
+    x, y = np.meshgrid(*[np.linspace(-1.3, 1.3, size)] * 2)
+    margin = y - 0.5 * np.sin(4 * x) - (1 - s) * 0.4 * np.sin(11 * x)
+    points = g.uniform(-1.1, 1.1, (120, 2))
+    return {
+        "grid": (1 / (1 + np.exp(-8 * margin))).astype(np.float32),
+        "extent": np.array([-1.3, 1.3, -1.3, 1.3]),
+        "points": points,
+        "labels": (points[:, 1] > 0.5 * np.sin(4 * points[:, 0])).astype(int),
+    }
+
+
+def landscape(runs: list[Record]) -> Record:
+    """The plane through the ends of two paths."""
+    xs, ys = np.linspace(-4, 4, 40), np.linspace(-3, 3, 30)
+    x, y = np.meshgrid(xs, ys)
+    paths = {
+        f"path_{run.config.optimizer}": np.column_stack(
+            [np.linspace(-3, 2, 30), 2 * (skill(run.config) - 0.4) * np.sin(np.linspace(0, 3, 30))]
+        )
+        for run in runs
+    }
+    config = RunConfig("landscape", "both", runs[0].config.seed, runs[0].config.epochs, {})
+    return Record(
+        config,
+        FINISHED,
+        result={"explained_variance": [0.71, 0.18], "runs": [run.id for run in runs]},
+        environment=dict(ENVIRONMENT),
+        arrays={"loss": 0.05 + 0.2 * (x - 2) ** 2 + 0.5 * y**2, "xs": xs, "ys": ys, **paths},
+    )
+
+
+def put(root: Path, *records: Record) -> None:
+    for made in records:
+        save(made, root / made.id)
+
+
+def study_records(
+    name: str, *, seeds: tuple[int, ...] = (0, 1, 2), rows: int = 60, **request: Any
+) -> list[Record]:
+    """All runs of a study."""
+    configs = STUDIES[name].runs(Request(seeds=seeds, **request))
+    made = [record(config, rows=rows) for config in configs]
+    if name == "fig2":
+        first = [r for r in made if r.config.seed == seeds[0]]
+        made.append(landscape(first))
+    return made
+
+
+def everything(root: Path) -> None:
+    """All kinds of record at once: the page to look at."""
+    for name in ("table1", "table2", "table3", "fig1", "fig2", "fig3"):
+        put(root, *study_records(name, seeds=(0, 1, 2, 3) if name == "table2" else (0, 1, 2)))
+    put(root, *study_records("fig4", seeds=(0,), rows=20))
+    put(root, *study_records("fig1", seeds=(0, 1), scale=0.1))
+    put(root, *study_records("table1", seeds=(0,), scale=0.1, synthetic=True))
+    language = study_records("language", seeds=(0, 1, 2))
+    put(root, *(r for r in language if r.config.options["corpus"] == "shakespeare"))
+    for optimizer in ("adamw", "adamo"):
+        for seed in range(3):
+            mine = RunConfig("yours", optimizer, seed, 30, {"lr": 1e-3})
+            put(root, record(mine))
+        for lr in (1e-3, 3e-3):
+            put(root, record(RunConfig("digits", optimizer, 0, 20, {"lr": lr})))
+    broken = RunConfig("grokking", "sgd", 0, 5000, {"lr": 0.1})
+    put(root, Record(broken, FAILED, environment={}, error="RuntimeError: out of memory"))
+    warned = record(RunConfig("digits", "sgd", 0, 20, {"lr": 0.1}))
+    warned.environment["warnings"] = ["2 weights start at zero and follow Adam"]
+    put(root, warned)

@@ -1,0 +1,134 @@
+"""The command line: instant help, one clear sentence for every mistake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adamo_lab.cli import parse, parse_seeds
+from adamo_lab.errors import LabError
+from adamo_lab.records import load_all
+from adamo_lab.studies import STUDIES
+
+
+def lab(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "adamo_lab", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['adamo-lab', '--help']\n"
+        "from adamo_lab.cli import app\n"
+        "app(standalone_mode=False)\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'jinja2', 'scipy'} & set(sys.modules)\n"
+        "sys.exit(' '.join(heavy) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Rerun the AdamO paper" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["list", "run", "study", "sweep", "report", "data", "demo"])
+def test_every_command_has_an_example_in_its_help(command: str) -> None:
+    from typer.testing import CliRunner
+
+    from adamo_lab.cli import app
+
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: adamo-lab {command}" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("run nonsense", "unknown task 'nonsense'"),
+        ("run digits -o nonsense", "unknown optimizer 'nonsense'"),
+        ("run digits --set learning=3", "adamw has no hyper-parameter 'learning'"),
+        ("run digits --set lr", "expected name=value, got 'lr'"),
+        ("run digits --option size=3", "digits has no option 'size'"),
+        ("run digits --seeds x", "--seeds takes a count"),
+        ("run digits --device abacus", "unknown device 'abacus'"),
+        ("run digits --engine steam", "unknown engine 'steam'"),
+        ("study nonsense", "unknown study 'nonsense'"),
+        ("study table2 --scale 2", "--scale must be above 0 and at most 1"),
+        ("report nowhere", "nowhere"),
+        ("data nonsense", "nonsense"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, arguments: str, sentence: str) -> None:
+    words = arguments.split()
+    out = [] if words[0] in ("report", "data") else ["--out", str(tmp_path)]
+    result = lab(*words, *out)
+    assert result.returncode == 1
+    assert sentence in result.stderr
+    assert result.stderr.startswith("adamo-lab: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_missing_data_is_one_sentence(tmp_path: Path) -> None:
+    result = lab("run", "cifar100", "--data-dir", str(tmp_path / "none"), "--out", str(tmp_path))
+    assert result.returncode == 1
+    assert "CIFAR-100 is not in" in result.stdout + result.stderr
+
+
+def test_run_then_sweep_then_report(tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path))
+    first = lab("run", "toy2d", "--epochs", "4", "--seeds", "2", "--engine", "serial", *out)
+    assert first.returncode == 0, first.stderr
+    grid = ("--grid", "lr=1e-3,1e-2", "--grid", "weight_decay=0,0.2")
+    second = lab("sweep", "toy2d", "--epochs", "4", *grid, "--engine", "serial", *out)
+    assert second.returncode == 0, second.stderr
+    found, problems = load_all(tmp_path)
+    assert (len(found), problems) == (8, [])
+    assert {r.config.hyper["lr"] for r in found.values()} == {1e-3, 1e-2}
+    page = lab("report", str(tmp_path))
+    assert page.returncode == 0, page.stderr
+    assert Path(page.stdout.strip()).read_text().startswith("<!doctype html>")
+
+
+def test_a_study_is_shortened_and_marked(tmp_path: Path) -> None:
+    result = lab(
+        *("study", "fig1", "--scale", "0.01", "--seeds", "1", "--engine", "serial"),
+        *("--out", str(tmp_path)),
+    )
+    assert result.returncode == 0, result.stderr
+    found, _ = load_all(tmp_path / "fig1")
+    assert {(r.config.scale, r.config.epochs) for r in found.values()} == {(0.01, 10)}
+
+
+def test_made_up_data_are_announced(tmp_path: Path) -> None:
+    result = lab(
+        *("run", "digits", "--synthetic", "--epochs", "1", "--engine", "serial", "-o", "adamw"),
+        *("--out", str(tmp_path)),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Made-up data" in result.stdout
+    (record,) = load_all(tmp_path)[0].values()
+    assert record.config.synthetic
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", (0, 1, 2)), ("0,4", (0, 4)), ("5-7", (5, 6, 7)), ("7,", (7,))]
+)
+def test_seeds_are_a_count_a_list_or_a_range(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "3-", "9-5"])
+def test_other_seeds_are_refused(text: str) -> None:
+    with pytest.raises(LabError, match="--seeds"):
+        parse_seeds(text)
+
+
+def test_values_are_numbers_where_they_can_be() -> None:
+    assert [parse(t) for t in ("1e-3", "true", "null", "auto")] == [1e-3, True, None, "auto"]
+
+
+def test_every_study_has_an_example_that_names_it() -> None:
+    for name, study in STUDIES.items():
+        assert study.example.startswith(f"adamo-lab study {name}")

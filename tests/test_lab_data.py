@@ -1,0 +1,616 @@
+"""Where the laboratory's data come from: formats, checksums, archives and downloads."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from adamo_lab import data
+from adamo_lab.errors import LabError
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+REAL = Path(os.environ.get("ADAMO_DATA") or SHARED)
+COUNTS = {"train": 6, "test": 4}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made files have a few images."""
+    monkeypatch.setattr(data, "IMAGES", COUNTS)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+# --- made files in the official formats
+
+
+def made(split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels [n, 3072] as planes, fine and coarse labels."""
+    chance = np.random.default_rng(len(split))
+    pixels = chance.integers(256, size=(COUNTS[split], 3072), dtype=np.uint8)
+    fine = chance.integers(100, size=COUNTS[split], dtype=np.uint8)
+    return pixels, fine, chance.integers(20, size=COUNTS[split], dtype=np.uint8)
+
+
+def records(split: str) -> bytes:
+    pixels, fine, coarse = made(split)
+    return np.concatenate((coarse[:, None], fine[:, None], pixels), 1).tobytes()
+
+
+def python2_pickle(split: str) -> bytes:
+    """The bytes that Python 2's cPickle and the NumPy of 2009 wrote."""
+    pixels, fine, coarse = made(split)
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    def numbers(values: np.ndarray) -> bytes:
+        return b"](" + b"".join(b"K" + bytes([v]) for v in values) + b"e"
+
+    kind = b"cnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|")
+    kind += b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b")
+    array += b"\x87R(K\x01" + b"K" + bytes([len(pixels)]) + b"M" + struct.pack("<H", 3072) + b"\x86"
+    array += kind + b"\x89T" + struct.pack("<i", pixels.size) + pixels.tobytes() + b"tb"
+    items = text(b"batch_label") + text(b"training batch 1 of 1")
+    items += text(b"fine_labels") + numbers(fine) + text(b"coarse_labels") + numbers(coarse)
+    return b"\x80\x02}(" + items + text(b"data") + array + b"u."
+
+
+def write_binary(where: Path) -> None:
+    where.mkdir(parents=True, exist_ok=True)
+    for split in COUNTS:
+        (where / f"{split}.bin").write_bytes(records(split))
+
+
+def write_pickles(where: Path) -> None:
+    where.mkdir(parents=True, exist_ok=True)
+    for split in COUNTS:
+        (where / split).write_bytes(python2_pickle(split))
+
+
+def archive(files: dict[str, bytes], *special: tarfile.TarInfo) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        for member in special:
+            tar.addfile(member)
+    return buffer.getvalue()
+
+
+def official_archive() -> bytes:
+    return archive({f"cifar-100-binary/{split}.bin": records(split) for split in COUNTS})
+
+
+def trust(monkeypatch: pytest.MonkeyPatch, content: bytes, url: str = "") -> None:
+    """Make a made archive the published one."""
+    checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    changed = replace(data.CIFAR_BINARY, checksum=checksum, url=url or data.CIFAR_BINARY.url)
+    monkeypatch.setattr(data, "CIFAR_BINARY", changed)
+
+
+def check_images(found: data.Cifar100Files) -> None:
+    for split in COUNTS:
+        images, labels = found.read(split)
+        pixels, fine, _ = made(split)
+        assert images.dtype == np.uint8
+        assert images.flags.c_contiguous
+        np.testing.assert_array_equal(images, pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        np.testing.assert_array_equal(labels, fine)
+        assert labels.dtype == np.int64
+
+
+# --- CIFAR-100 on disk
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("cifar-100-binary", write_binary), ("cifar-100-python", write_pickles)],
+    ids=["binary", "pickles"],
+)
+def test_cifar100_in_the_folder_or_below(
+    tmp_path: Path, name: str, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path / name)
+    check_images(data.find_cifar100(tmp_path))
+    check_images(data.find_cifar100(tmp_path / name))
+
+
+def test_tensors_are_shared_by_all_runs_of_a_process(tmp_path: Path) -> None:
+    write_binary(tmp_path)
+    images, labels = data.cifar100("train", tmp_path, torch.device("cpu"))
+    assert images.shape == (6, 32, 32, 3)
+    assert labels.dtype == torch.int64
+    assert data.cifar100("train", tmp_path, torch.device("cpu"))[0] is images
+
+
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ADAMO_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data.folder(None) == tmp_path / ".cache" / "adamo-lab"
+    monkeypatch.setenv("ADAMO_DATA", str(tmp_path / "mine"))
+    assert data.folder(None) == tmp_path / "mine"
+    assert data.folder(tmp_path / "other") == tmp_path / "other"
+    with pytest.raises(LabError, match=f"CIFAR-100 is not in {tmp_path / 'mine'}; run `adamo-lab"):
+        data.find_cifar100(None)
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x + b"\0", lambda x: b""])
+def test_a_file_of_the_wrong_size(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    write_binary(tmp_path)
+    (tmp_path / "train.bin").write_bytes(change(records("train")))
+    with pytest.raises(LabError, match=r"train\.bin has \d+ bytes, not 18444; put a new copy"):
+        data.find_cifar100(tmp_path).read("train")
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 20), (1, 100)], ids=["coarse", "fine"])
+def test_labels_that_cannot_be(tmp_path: Path, place: int, value: int) -> None:
+    write_binary(tmp_path)
+    content = bytearray(records("test"))
+    content[place] = value
+    (tmp_path / "test.bin").write_bytes(content)
+    with pytest.raises(LabError, match=r"test\.bin has labels outside 0 to"):
+        data.find_cifar100(tmp_path).read("test")
+
+
+# --- pickles
+
+
+class Exploit:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.mkdir, ("exploited",)
+
+
+def numpy_object() -> bytes:
+    """NumPy 2's own pickle of an array of objects."""
+    return pickle.dumps({"data": np.array([Exploit()]), "fine_labels": [0]}, protocol=2)
+
+
+HOSTILE = {
+    "call": pickle.dumps(Exploit()),
+    "call inside": pickle.dumps({"data": Exploit(), "fine_labels": []}),
+    "objects": numpy_object(),
+    "eval": b"cbuiltins\neval\n(S'1'\ntR.",
+    "numpy's loader": b"cnumpy\nload\n(S'x'\ntR.",
+    "persistent": b"Px\n.",
+    "truncated": python2_pickle("train")[:-100],
+    "not a dict": pickle.dumps([1, 2]),
+    "no data": pickle.dumps({"fine_labels": [0] * 6}),
+    "list in place of data": pickle.dumps({"data": [0], "fine_labels": [0] * 6}),
+    "other type": python2_pickle("train").replace(b"U\x02u1", b"U\x02f4"),
+    "other count": python2_pickle("test"),
+    "text": b"not a pickle at all",
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_and_damaged_pickles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_pickles(tmp_path)
+    (tmp_path / "train").write_bytes(content)
+    with pytest.raises(LabError, match=r"train (is not a pickle of|does not hold)"):
+        data.find_cifar100(tmp_path).read("train")
+    assert not (tmp_path / "exploited").exists()
+
+
+def test_a_label_of_a_pickle_that_cannot_be(tmp_path: Path) -> None:
+    write_pickles(tmp_path)
+    fine = made("train")[1]
+    listed = b"](K" + bytes([fine[0]])
+    content = python2_pickle("train").replace(listed, b"](K\xc8", 1)
+    (tmp_path / "train").write_bytes(content)
+    with pytest.raises(LabError, match="train has labels outside 0 to 99"):
+        data.find_cifar100(tmp_path).read("train")
+
+
+# --- archives
+
+
+def test_an_archive_is_unpacked_once_its_checksum_matches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = official_archive()
+    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
+    with pytest.raises(LabError, match=r"tar\.gz has the md5 checksum \w{32} in place of 03b5dce"):
+        data.find_cifar100(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-binary.tar.gz"]
+    trust(monkeypatch, content)
+    check_images(data.find_cifar100(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "cifar-100-binary",
+        "cifar-100-binary.tar.gz",
+    ]
+
+
+def test_an_archive_of_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = archive({f"cifar-100-python/{split}": python2_pickle(split) for split in COUNTS})
+    checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(data, "CIFAR_PYTHON", replace(data.CIFAR_PYTHON, checksum=checksum))
+    (tmp_path / "cifar-100-python.tar.gz").write_bytes(content)
+    assert data.download("cifar100", tmp_path) == tmp_path / "cifar-100-python"  # no request made
+    check_images(data.find_cifar100(tmp_path))
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+MALICIOUS = {
+    "parent": archive({"../evil": b"x"}),
+    "deep parent": archive({"cifar-100-binary/../../evil": b"x"}),
+    "link outside": archive({}, link("cifar-100-binary", "..")),
+    "absolute link": archive({}, link("cifar-100-binary/train.bin", "/etc/passwd")),
+    "hard link": archive({}, link("cifar-100-binary/train.bin", "../../evil", tarfile.LNKTYPE)),
+    "device": archive({}, link("cifar-100-binary/train.bin", "", tarfile.CHRTYPE)),
+    "other content": archive({"/evil": b"x", "readme": b"x"}),
+    "not an archive": b"x" * 1000,
+}
+
+
+@pytest.mark.parametrize("content", MALICIOUS.values(), ids=MALICIOUS.keys())
+def test_malicious_archives_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """Even if one had the published checksum."""
+    where = tmp_path / "data"
+    where.mkdir()
+    (where / "cifar-100-binary.tar.gz").write_bytes(content)
+    trust(monkeypatch, content)
+    with pytest.raises(LabError, match=r"cifar-100-binary\.tar\.gz"):
+        data.find_cifar100(where)
+    assert [p.name for p in where.iterdir()] == ["cifar-100-binary.tar.gz"]
+    assert [p.name for p in tmp_path.iterdir()] == ["data"]
+    assert not Path("/evil").exists()
+
+
+def test_an_incomplete_folder_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = official_archive()
+    trust(monkeypatch, content)
+    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
+    (tmp_path / "cifar-100-binary").mkdir()
+    (tmp_path / "cifar-100-binary" / "notes").write_text("mine")
+    with pytest.raises(LabError, match="cifar-100-binary is incomplete; delete it"):
+        data.find_cifar100(tmp_path)
+    assert (tmp_path / "cifar-100-binary" / "notes").read_text() == "mine"
+
+
+# --- downloads, from a server on this machine
+
+
+@dataclass
+class Site:
+    """What the server does with the next requests, and what it was asked."""
+
+    content: bytes = b""
+    ranges: bool = True
+    cut: int | None = None  # close the connection after so many bytes
+    status: int = 200
+    wrong_range: bool = False
+    chunked: bool = False
+    asked: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        wanted = request.headers.get("Range", "")
+        self.asked.append(wanted)
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+        if self.status != 200:
+            request.send_error(self.status)
+        elif wanted and self.ranges and start >= len(self.content):
+            request.send_error(416)
+        else:
+            start = start if self.ranges else 0
+            request.send_response(206 if wanted and self.ranges else 200)
+            if wanted and self.ranges:
+                said = 0 if self.wrong_range else start
+                total = len(self.content)
+                request.send_header("Content-Range", f"bytes {said}-{total - 1}/{total}")
+            body = self.content[start:]
+            if not self.chunked:
+                request.send_header("Content-Length", str(len(body)))
+            request.end_headers()
+            request.wfile.write(body[: self.cut])
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    here = Site()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            here.answer(self)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        here.url = f"http://127.0.0.1:{server.server_port}/cifar-100-binary.tar.gz"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield here
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def official(site: Site, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The server has the archive that this test calls the published one."""
+    site.content = official_archive()
+    trust(monkeypatch, site.content, site.url)
+    return site.content
+
+
+@pytest.mark.usefixtures("official")
+@pytest.mark.parametrize("chunked", [False, True], ids=["length known", "length unknown"])
+def test_download(tmp_path: Path, site: Site, chunked: bool) -> None:
+    site.chunked = chunked
+    where = tmp_path / "new" / "folder"
+    assert data.download("cifar100", where) == where / "cifar-100-binary"
+    check_images(data.find_cifar100(where))
+    assert not list(where.glob("*.part"))
+    data.download("cifar100", where)
+    assert len(site.asked) == 1  # nothing is fetched twice
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["resumed", "from the start"])
+def test_a_broken_transfer_is_gone_on_with(
+    tmp_path: Path, site: Site, official: bytes, ranges: bool
+) -> None:
+    site.cut, site.ranges = 1000, ranges
+    rest = len(official) - 1000
+    with pytest.raises(LabError, match=f"broke off {rest} bytes before the end; run the command"):
+        data.download("cifar100", tmp_path)
+    assert (tmp_path / "cifar-100-binary.tar.gz.part").stat().st_size == 1000
+    assert not (tmp_path / "cifar-100-binary.tar.gz").exists()
+    site.cut = None
+    data.download("cifar100", tmp_path)
+    check_images(data.find_cifar100(tmp_path))
+    assert site.asked == ["", "bytes=1000-"]
+
+
+def test_a_part_that_is_whole_already(tmp_path: Path, site: Site, official: bytes) -> None:
+    (tmp_path / "cifar-100-binary.tar.gz.part").write_bytes(official)
+    data.download("cifar100", tmp_path)
+    check_images(data.find_cifar100(tmp_path))
+    assert site.asked == [f"bytes={len(official)}-"]
+
+
+def test_a_part_of_something_else_is_found_out(tmp_path: Path, site: Site, official: bytes) -> None:
+    part = tmp_path / "cifar-100-binary.tar.gz.part"
+    part.write_bytes(b"y" * 500)
+    with pytest.raises(LabError, match="md5 checksum") as caught:
+        data.download("cifar100", tmp_path)
+    assert str(part) in str(caught.value)
+    assert hashlib.md5(official, usedforsecurity=False).hexdigest() in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    data.download("cifar100", tmp_path)
+    assert site.asked == ["bytes=500-", ""]
+
+
+@pytest.mark.usefixtures("official")
+def test_a_server_that_sends_another_range(tmp_path: Path, site: Site) -> None:
+    site.wrong_range = True
+    (tmp_path / "cifar-100-binary.tar.gz.part").write_bytes(b"y" * 500)
+    with pytest.raises(LabError, match="md5 checksum"):
+        data.download("cifar100", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("official")
+def test_a_wrong_checksum_removes_the_file(tmp_path: Path, site: Site) -> None:
+    site.content += b"!"
+    found = hashlib.md5(site.content, usedforsecurity=False).hexdigest()
+    with pytest.raises(LabError, match=f"checksum {found} in place of .* by hand"):
+        data.download("cifar100", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("official")
+@pytest.mark.parametrize("status", [404, 403, 503])
+def test_a_server_that_refuses(tmp_path: Path, site: Site, status: int) -> None:
+    site.status = status
+    cure = f"fetch {site.url} by hand and put it in {tmp_path} as cifar-100-binary.tar.gz"
+    with pytest.raises(LabError, match=f"answered {status} .*; {cure}"):
+        data.download("cifar100", tmp_path)
+
+
+def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trust(monkeypatch, b"", "http://127.0.0.1:9/file")  # port 9, discard: nobody listens
+    with pytest.raises(LabError, match=r"cannot reach .*refused\); fetch .* by hand and put it in"):
+        data.download("cifar100", tmp_path)
+
+
+class FullDisk(io.FileIO):
+    def write(self, content: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.usefixtures("official")
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "open", FullDisk, raising=False)
+    with pytest.raises(LabError, match=r"cannot write .*\.part: the disk is full"):
+        data.download("cifar100", tmp_path)
+
+
+@pytest.mark.usefixtures("official")
+def test_a_disk_that_is_full_when_unpacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as during:
+        during.setattr(tarfile.TarFile, "extractall", full)
+        with pytest.raises(LabError, match="the disk is full"):
+            data.download("cifar100", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-binary.tar.gz"]
+    data.download("cifar100", tmp_path)
+    check_images(data.find_cifar100(tmp_path))
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LabError, match="cannot write"):
+        data.download("shakespeare", tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "", "../cifar100"])
+def test_unknown_data_sets(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LabError, match=r"unknown data set .* known are cifar100, shakespeare"):
+        data.download(name, tmp_path)
+
+
+# --- texts
+
+
+@pytest.fixture
+def wiki(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(data, "TOKENS", {"train": 9, "valid": 9, "test": 9})
+    return " \n = Ōkami = \n \n one <unk> \n"
+
+
+def test_download_of_shakespeare(
+    tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.content = b"First Citizen:\nBefore we proceed\n"
+    sha = hashlib.sha256(site.content).hexdigest()
+    monkeypatch.setattr(data, "SHAKESPEARE", replace(data.SHAKESPEARE, url=site.url, checksum=sha))
+    with pytest.raises(LabError, match="run `adamo-lab data shakespeare` to download it"):
+        data.shakespeare(tmp_path)
+    assert data.download("shakespeare", tmp_path) == tmp_path / "tinyshakespeare.txt"
+    assert data.shakespeare(tmp_path) == site.content.decode()
+    assert data.download("shakespeare", tmp_path) == tmp_path / "tinyshakespeare.txt"
+    (tmp_path / "tinyshakespeare.txt").write_text("First Citizen:\r\n")
+    for attempt in (data.shakespeare, lambda where: data.download("shakespeare", where)):
+        with pytest.raises(LabError, match=r"sha256 checksum .*; delete it or put a new copy"):
+            attempt(tmp_path)
+
+
+def write_zip(path: Path, content: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("wikitext-2/wiki.train.tokens", content)
+
+
+WIKITEXT = {
+    "wikitext-2.train.txt": Path.write_bytes,
+    "wikitext-2.train.txt.gz": lambda path, text: path.write_bytes(gzip.compress(text)),
+    "wikitext-2/wiki.train.tokens": Path.write_bytes,
+    "wiki.train.tokens": Path.write_bytes,
+    "wikitext-2-v1.zip": write_zip,
+}
+
+
+@pytest.mark.parametrize("name", WIKITEXT)
+def test_wikitext2_in_every_form(tmp_path: Path, wiki: str, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    WIKITEXT[name](tmp_path / name, wiki.encode())
+    words = data.wikitext2("train", tmp_path)
+    assert words == ["<eos>", "=", "Ōkami", "=", "<eos>", "<eos>", "one", "<unk>", "<eos>"]
+    assert data.download("wikitext2", tmp_path) == tmp_path
+
+
+BROKEN = {
+    "wikitext-2.train.txt": "Ōkami".encode("utf-16"),
+    "wikitext-2.train.txt.gz": gzip.compress(b"one\n" * 99)[:-12],
+    "wikitext-2-v1.zip": b"PK",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.usefixtures("wiki")
+def test_damaged_texts(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(BROKEN[name])
+    with pytest.raises(LabError, match=f"cannot read .*{name} .*put a new copy there"):
+        data.wikitext2("train", tmp_path)
+
+
+@pytest.mark.usefixtures("wiki")
+def test_a_zip_without_the_text(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
+        archive.writestr("other", "")
+    with pytest.raises(LabError, match=r"no wikitext-2/wiki\.train\.tokens in it"):
+        data.wikitext2("train", tmp_path)
+
+
+def test_another_wikitext(tmp_path: Path, wiki: str) -> None:
+    (tmp_path / "wiki.valid.tokens").write_text(wiki + "more\n", encoding="utf-8")
+    with pytest.raises(LabError, match=r"has 11 tokens, WikiText-2's valid text has 9"):
+        data.wikitext2("valid", tmp_path)
+
+
+@pytest.mark.parametrize("ask", [data.download, lambda _, where: data.wikitext2("train", where)])
+def test_wikitext2_cannot_be_downloaded(tmp_path: Path, ask: Callable[..., object]) -> None:
+    with pytest.raises(LabError, match=r"no official download .*wikitext-2\.train\.txt\.gz"):
+        ask("wikitext2", tmp_path)
+
+
+# --- the real data
+
+
+@contextlib.contextmanager
+def real_or_skip() -> Iterator[None]:
+    try:
+        yield
+    except LabError as error:
+        if " is not in " in str(error):
+            pytest.skip(f"no real data: {error}")
+        raise
+
+
+def test_the_real_texts() -> None:
+    with real_or_skip():
+        assert len(data.shakespeare(REAL)) == 1_115_394
+        train = data.wikitext2("train", REAL)
+    assert len(set(train)) == data.VOCABULARY
+    for split in ("valid", "test"):
+        assert set(data.wikitext2(split, REAL)) <= set(train)
+
+
+@pytest.mark.slow
+def test_the_real_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "IMAGES", {"train": 50_000, "test": 10_000})
+    where = REAL
+    if not data.unpacked_cifar100(REAL) and (REAL / "cifar100" / "labels.npz").exists():
+        where = tmp_path
+        command = [sys.executable, str(REAL / "unpack_cifar100"), str(where)]
+        subprocess.run(command, check=True, capture_output=True)
+    with real_or_skip():
+        files = data.find_cifar100(where)
+    for split, each in (("train", 500), ("test", 100)):
+        images, labels = files.read(split)
+        assert images.shape == (each * 100, 32, 32, 3)
+        assert set(np.bincount(labels, minlength=100)) == {each}
+        if split == "train":
+            pixels = images.reshape(-1, 3)
+            mean = pixels.mean(0, dtype=np.float64) / 255
+            deviation = pixels.std(0, dtype=np.float64) / 255
+            np.testing.assert_allclose(mean, (0.5071, 0.4865, 0.4409), atol=1e-4)
+            np.testing.assert_allclose(deviation, (0.2673, 0.2564, 0.2762), atol=1e-4)

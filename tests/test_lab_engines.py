@@ -1,0 +1,243 @@
+"""Engines: the same records whoever trains, and one run's trouble is nobody else's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adamo_lab.engines import KNOWN, STOPPED, Outcome, Setup, Views, locked, resolve_device, run_all
+from adamo_lab.errors import LabError
+from adamo_lab.optimizers import settings
+from adamo_lab.progress import Bars, Lines
+from adamo_lab.records import FAILED, FINISHED, RUN, RunConfig, load, load_all
+from adamo_lab.train import CHECKPOINT
+
+NO_GPU = not torch.cuda.is_available()
+
+
+def configs(epochs: int = 6, **hyper: Any) -> list[RunConfig]:
+    return [
+        RunConfig("toy2d", name, 0, epochs, {**settings("toy2d", name), **hyper}, {})
+        for name in ("adamw", "adamo")
+    ]
+
+
+def broken() -> RunConfig:
+    return RunConfig("toy2d", "adamw", 7, 3, {"lr": -1.0}, {})
+
+
+class Witness:
+    """Remembers what an engine told."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.rows: list[tuple[str, int]] = []
+        self.outcomes: list[Outcome] = []
+
+    def started(self, config: RunConfig) -> None:
+        self.begun.append(config.id)
+
+    def progressed(self, config: RunConfig, epoch: int, row: dict[str, Any]) -> None:
+        self.rows.append((config.id, epoch))
+
+    def ended(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def results(root: Path) -> dict[str, Any]:
+    found, problems = load_all(root)
+    assert not problems
+    return {id: (record.result, record.metrics) for id, record in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("engine", "workers"),
+    [("serial", 1), ("processes", 2), pytest.param("ray", 2, marks=pytest.mark.slow)],
+)
+def test_an_engine_trains_all_and_survives_a_broken_run(
+    tmp_path: Path, engine: str, workers: int
+) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray")
+    chosen = [configs()[0], broken(), configs()[1]]
+    witness = Witness()
+    setup = Setup(tmp_path / engine, workers=workers)
+    outcomes = run_all(chosen, setup, engine, witness)
+    assert [o.config.id for o in outcomes] == [c.id for c in chosen]
+    assert [o.status for o in outcomes] == [FINISHED, FAILED, FINISHED]
+    assert "learning rate" in outcomes[1].error
+    assert load(setup.folder(broken())).error == outcomes[1].error
+    assert sorted(witness.begun) == sorted(c.id for c in chosen)
+    assert {id for id, _ in witness.rows} == {c.id for c in configs()}
+    assert len(witness.outcomes) == 3
+
+    run_all(configs(), Setup(tmp_path / "plain"), "serial")
+    good = {c.id for c in configs()}
+    trained = {id: values for id, values in results(setup.out).items() if id in good}
+    assert trained == results(tmp_path / "plain")
+
+    again = run_all(chosen, setup, "serial")
+    assert [o.status for o in again] == [KNOWN, FAILED, KNOWN]
+
+
+def test_a_record_anywhere_below_the_root_counts(tmp_path: Path) -> None:
+    run_all(configs(), Setup(tmp_path / "first"), "serial")
+    outcomes = run_all(configs(), Setup(tmp_path / "second", root=tmp_path), "serial")
+    assert {o.status for o in outcomes} == {KNOWN}
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_damaged_record_stops_everything_before_it_begins(tmp_path: Path) -> None:
+    (outcome,) = run_all(configs()[:1], Setup(tmp_path), "serial")
+    path = tmp_path / outcome.config.id / RUN
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(LabError, match=r"run\.json is damaged"):
+        run_all(configs(), Setup(tmp_path), "serial")
+
+
+def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path: Path) -> None:
+    class Assassin(Witness):
+        def progressed(self, config: RunConfig, epoch: int, row: dict[str, Any]) -> None:
+            super().progressed(config, epoch, row)
+            if config.optimizer == "adamo" and epoch == 3:
+                (child,) = multiprocessing.active_children()
+                child.kill()
+
+    setup = Setup(tmp_path, workers=1, checkpoint_seconds=0.0)
+    outcomes = run_all(reversed(configs(30)), setup, "processes", Assassin())
+    assert [o.status for o in outcomes] == [FAILED, FINISHED]
+    assert "killed by SIGKILL" in outcomes[0].error
+    assert (setup.folder(outcomes[0].config) / CHECKPOINT).exists()
+
+    run_all(configs(30)[1:], setup, "serial")
+    run_all(configs(30)[1:], Setup(tmp_path / "plain"), "serial")
+    id = configs(30)[1].id
+    assert results(tmp_path / "plain")[id] == results(setup.out)[id]
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
+    (config, _) = configs()
+    setup = Setup(tmp_path)
+    with locked(setup.folder(config)):
+        (outcome,) = run_all([config], setup, "serial")
+    assert outcome.status == FAILED
+    assert "is being trained by another process" in outcome.error
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_an_interrupt_leaves_checkpoints_and_says_so(tmp_path: Path, engine: str) -> None:
+    command = [
+        *(sys.executable, "-m", "adamo_lab", "run", "toy2d", "--epochs", "100000"),
+        *("--engine", engine, "--workers", "2", "--out", str(tmp_path)),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "started" in process.stdout.readline()
+    time.sleep(5)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from here" in output
+    assert list(tmp_path.rglob(CHECKPOINT))
+
+
+def test_interrupts_are_left_alone_outside_the_main_thread(tmp_path: Path) -> None:
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(
+        target=lambda: outcomes.extend(run_all(configs()[:1], Setup(tmp_path), "serial"))
+    )
+    thread.start()
+    thread.join()
+    assert [o.status for o in outcomes] == [FINISHED]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("nonsense", "unknown engine"), ("ray-less", "unknown engine")],
+)
+def test_unknown_engines_are_refused(tmp_path: Path, name: str, sentence: str) -> None:
+    with pytest.raises(LabError, match=sentence):
+        run_all(configs(), Setup(tmp_path), name)
+
+
+@pytest.mark.skipif(not NO_GPU, reason="needs a machine without a CUDA device")
+def test_no_gpu_is_one_sentence() -> None:
+    assert resolve_device("auto").type == "cpu"
+    with pytest.raises(LabError, match="no CUDA device was found"):
+        resolve_device("cuda")
+    with pytest.raises(LabError, match="unknown device"):
+        resolve_device("abacus")
+
+
+def test_displays_show_what_happened(tmp_path: Path) -> None:
+    import io
+
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=200)
+    with Bars(console, 2) as bars, Lines(console) as lines:
+        run_all([configs()[0], broken()], Setup(tmp_path), "serial", Views([bars, lines]))
+        (stopped,) = [Outcome(configs()[1], STOPPED)]
+        lines.ended(stopped)
+    text = buffer.getvalue()
+    assert "✓ toy2d, AdamW, seed 0: train loss" in text
+    assert "✗ toy2d, AdamW, seed 7: adamw refused its hyper-parameters" in text
+    assert "■ toy2d, AdamO, seed 0: stopped" in text
+
+
+def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from adamo_lab.progress import TensorBoard
+
+    config = configs(20)[0]
+    run_all([config], Setup(tmp_path / "records"), "serial", TensorBoard(tmp_path / "tb"))
+    events = EventAccumulator(str(tmp_path / "tb" / config.id))
+    events.Reload()
+    assert "test_accuracy" in events.Tags()["scalars"]
+    assert [e.step for e in events.Scalars("train_loss")] == [10, 20]
+
+
+def test_a_full_disk_fails_one_run_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    (outcome,) = run_all(configs()[:1], Setup(tmp_path), "serial")
+    assert outcome.status == FAILED
+    assert "the disk is full" in outcome.error
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU, reason="needs a CUDA device")
+def test_side_by_side_on_a_gpu(tmp_path: Path) -> None:
+    """Captured, compiled and interleaved: the same numbers as one after another, to rounding."""
+    names = ("adam", "adamw", "adamp", "sgd", "adamo", "adamo_paper")
+    chosen = [
+        RunConfig("digits", name, seed, 6, settings("digits", name), {})
+        for seed in (0, 1)
+        for name in names
+    ]
+    together = Setup(tmp_path / "together", device="cuda", workers=8)
+    outcomes = run_all([*chosen, broken()], together, "cuda")
+    assert [o.status for o in outcomes] == [FINISHED] * len(chosen) + [FAILED]
+    alone = Setup(tmp_path / "alone", device="cuda")
+    run_all(chosen, alone, "serial")
+    for config in chosen:
+        a, b = load(together.folder(config)), load(alone.folder(config))
+        assert a.result["train_loss"] == pytest.approx(b.result["train_loss"], rel=0.05)
+        assert a.result["test_accuracy"] == pytest.approx(b.result["test_accuracy"], abs=0.02)

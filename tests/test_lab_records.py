@@ -1,0 +1,145 @@
+"""Records: whole or not at all, damage named, nothing silently used."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adamo_lab.errors import LabError
+from adamo_lab.records import (
+    ARRAYS,
+    DYNAMICS,
+    METRICS,
+    RUN,
+    Record,
+    RunConfig,
+    load,
+    load_all,
+    save,
+    write_atomically,
+)
+
+CONFIG = RunConfig("digits", "adamw", 0, 3, {"lr": 1e-3}, {"batch": 50})
+
+
+def record(**changes: Any) -> Record:
+    values: dict[str, Any] = {
+        "config": CONFIG,
+        "status": "finished",
+        "result": {"test_accuracy": 0.5, "grokking_epoch": None},
+        "metrics": [{"epoch": 1, "train_loss": 2.0}, {"epoch": 2, "train_loss": float("nan")}],
+        "dynamics": [{"epoch": 1, "weights": {"0.weight": {"norm": 1.0, "guard": ["scale"]}}}],
+        "arrays": {"grid": np.arange(6.0).reshape(2, 3)},
+    }
+    return Record(**{**values, **changes})
+
+
+def test_a_record_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    save(record(), tmp_path / CONFIG.id)
+    back = load(tmp_path / CONFIG.id)
+    assert (back.config, back.status, back.result) == (CONFIG, "finished", record().result)
+    assert back.metrics == [{"epoch": 1, "train_loss": 2.0}, {"epoch": 2, "train_loss": None}]
+    assert back.dynamics == record().dynamics
+    np.testing.assert_array_equal(back.arrays["grid"], record().arrays["grid"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "toy2d"},
+        {"optimizer": "adamo"},
+        {"seed": 1},
+        {"epochs": 4},
+        {"hyper": {"lr": 2e-3}},
+        {"options": {"batch": 51}},
+        {"scale": 0.1},
+        {"synthetic": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_id_depends_on_all_of_the_config(change: dict[str, Any]) -> None:
+    assert replace(CONFIG, **change).id != CONFIG.id
+
+
+def test_the_id_does_not_depend_on_the_order_of_options() -> None:
+    first, second = {"lr": 1e-3, "eps": 1e-8}, {"eps": 1e-8, "lr": 1e-3}
+    assert replace(CONFIG, hyper=first).id == replace(CONFIG, hyper=second).id
+
+
+@pytest.mark.parametrize("name", [RUN, METRICS, DYNAMICS, ARRAYS])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_damage_to_any_file_is_named(tmp_path: Path, name: str, damage: str) -> None:
+    folder = tmp_path / CONFIG.id
+    save(record(), folder)
+    path = folder / name
+    data = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        at = data.index(b"1") if name != ARRAYS else len(data) // 2
+        data[at] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(LabError, match=name.replace(".", r"\.")):
+        load(folder)
+    found, problems = load_all(tmp_path)
+    assert found == {}
+    assert len(problems) == (0 if (name, damage) == (RUN, "gone") else 1)
+
+
+def test_a_folder_without_run_json_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / METRICS).write_text('{"epoch": 1}\n')
+    assert load_all(tmp_path) == ({}, [])
+
+
+def test_a_finished_record_is_preferred_to_a_failed_one(tmp_path: Path) -> None:
+    save(record(status="failed", error="no memory"), tmp_path / "a" / CONFIG.id)
+    save(record(), tmp_path / "b" / CONFIG.id)
+    found, _ = load_all(tmp_path)
+    assert found[CONFIG.id].status == "finished"
+
+
+def test_a_record_of_another_format_is_named(tmp_path: Path) -> None:
+    from adamo_lab.records import canonical, digest
+
+    save(record(), tmp_path)
+    document = json.loads((tmp_path / RUN).read_text())
+    del document["sha256"]
+    document["format"] = 99
+    document["sha256"] = digest(canonical(document).encode())
+    (tmp_path / RUN).write_text(json.dumps(document))
+    with pytest.raises(LabError, match="format 99"):
+        load(tmp_path)
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "kept").write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LabError, match=r"cannot write .*kept: the disk is full"):
+        write_atomically(tmp_path / "kept", b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept").read_text() == "old"
+
+
+def test_records_and_studies_need_no_torch() -> None:
+    code = (
+        "import sys, adamo_lab.records, adamo_lab.studies, adamo_lab.optimizers, adamo_lab.cli\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

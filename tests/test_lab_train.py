@@ -1,0 +1,240 @@
+"""The training loop: the same result whatever happens on the way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adamo_lab.errors import LabError
+from adamo_lab.optimizers import OURS, SETTINGS, build, legal_arguments, settings
+from adamo_lab.records import Record, RunConfig
+from adamo_lab.tasks import TASKS
+from adamo_lab.tasks.base import Phase
+from adamo_lab.tasks.grokking import EmbeddingMLP, OneHotMLP, grokking_epoch
+from adamo_lab.train import CHECKPOINT, Run, Stopped, make_task, train
+from adamo_optim import AdamO
+
+KILLS = 20
+
+
+def config(task: str = "toy2d", optimizer: str = "adamo", epochs: int = 12, **options: Any) -> Any:
+    return RunConfig(task, optimizer, 0, epochs, settings(task, optimizer), options)
+
+
+def outcome(record: Record) -> dict[str, Any]:
+    """All of a record that must not depend on interruptions."""
+    arrays = {name: array.tolist() for name, array in record.arrays.items()}
+    return {
+        "result": record.result,
+        "metrics": record.metrics,
+        "dynamics": record.dynamics,
+        "arrays": arrays,
+    }
+
+
+@pytest.mark.parametrize("optimizer", SETTINGS["digits"])
+def test_a_stopped_run_ends_like_one_that_was_not(tmp_path: Path, optimizer: str) -> None:
+    what = config("digits", optimizer, 3, width=4)
+    whole = train(what, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(what, tmp_path / "parts", stop=lambda: True)
+    assert (tmp_path / "parts" / CHECKPOINT).exists()
+    parts = train(what, tmp_path / "parts")
+    assert outcome(parts) == outcome(whole)
+    assert not (tmp_path / "parts" / CHECKPOINT).exists()
+
+
+def written(path: Path) -> int:
+    """When a file was written last; 0 if never."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def train_in_child(what: RunConfig, folder: Path) -> None:
+    torch.set_num_threads(1)
+    train(what, folder, checkpoint_seconds=0.0)
+
+
+def test_a_run_killed_at_random_moments_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    """Checkpoints after every epoch, so that many kills fall into one being written."""
+    what = config("toy2d", "adamo", 400, resolution=10)
+    whole = train(what, tmp_path / "whole")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["adamo_lab.train", "adamo_optim", __name__])
+    folder, chance = tmp_path / "killed", random.Random(0)
+    kills, progress = 0, set()
+    while kills < KILLS:
+        before = written(folder / CHECKPOINT)
+        child = context.Process(target=train_in_child, args=(what, folder))
+        child.start()
+        if kills % 4:  # else: kill it while it starts
+            while child.is_alive() and written(folder / CHECKPOINT) == before:
+                time.sleep(0.001)
+        time.sleep(chance.uniform(0.0, 0.1))
+        child.kill()
+        child.join()
+        assert child.exitcode != 0, "it ended before the last kill: give it more epochs"
+        kills += 1
+        progress.add(written(folder / CHECKPOINT))
+    assert len(progress) > KILLS / 2  # it did get on between the kills
+    assert outcome(train(what, folder)) == outcome(whole)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    what = config()
+    with pytest.raises(Stopped):
+        train(what, tmp_path, stop=lambda: True)
+    path = tmp_path / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(LabError, match=r"checkpoint\.pt cannot be read .* delete it to start over"):
+        train(what, tmp_path)
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    torch.save({"epoch": Trap()}, tmp_path / CHECKPOINT)
+    with pytest.raises(LabError, match="delete it to start over"):
+        train(config(), tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_optimizers_of_a_seed_start_alike_and_see_the_same_batches(tmp_path: Path) -> None:
+    runs = []
+    for name in ("adamw", "adamo"):
+        what = config("digits", name)
+        task = make_task(what, torch.device("cpu"), None)
+        runs.append((Run(what, task, tmp_path / name), task.batches(3)))
+    (first, left), (second, right) = runs
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True)
+    )
+    assert all(torch.equal(a, b) for x, y in zip(left, right, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_a_run_that_diverges_ends_and_says_when(tmp_path: Path) -> None:
+    what = RunConfig("toy2d", "sgd", 0, 50, {"lr": 1e6}, {})
+    record = train(what, tmp_path)
+    assert record.status == "finished"
+    assert record.result["diverged_at"] < 50
+    assert record.result["train_loss"] is None
+
+
+def test_dynamics_tell_norms_of_every_optimizer_and_more_of_adamo(tmp_path: Path) -> None:
+    plain = train(config(optimizer="adamw"), tmp_path / "adamw").dynamics[-1]["weights"]
+    rich = train(config(optimizer="adamo"), tmp_path / "adamo").dynamics[-1]["weights"]
+    assert plain.keys() == rich.keys() == {"0.weight", "2.weight", "4.weight"}
+    assert plain["0.weight"].keys() == {"norm"}
+    assert rich["0.weight"].keys() >= {"norm", "eta_radial", "tau", "angle", "guard"}
+
+
+def test_a_watched_run_records_the_spread_of_the_gradient_norm(tmp_path: Path) -> None:
+    record = train(config("digits", "adamw", 2, width=4, watch=True), tmp_path)
+    assert record.metrics[-1]["gradient_norm"] > 0
+    assert record.metrics[-1]["gradient_norm_sd"] > 0
+    assert record.result["gradient_norm_variation"] > 0
+
+
+def test_averaged_weights_are_the_mean_over_the_epochs(tmp_path: Path) -> None:
+    what = config("digits", "adamw", 5, width=4)
+    task = make_task(what, torch.device("cpu"), None)
+    task.phase = lambda epoch: Phase(swa=epoch >= 2)  # type: ignore[method-assign]
+    run, ends = Run(what, task, tmp_path), []
+    while not run.over:
+        for _ in run.train(task.batches(run.epoch)):
+            pass
+        run.collect()
+        ends.append([p.detach().clone() for p in run.parameters()])
+    for mean, *weights in zip(run.average, *ends[2:], strict=True):
+        torch.testing.assert_close(mean, torch.stack(weights).mean(0))
+    assert "swa_test_accuracy" in run.finish().result
+
+
+def test_label_smoothing_and_late_options_reach_the_optimizer(tmp_path: Path) -> None:
+    hyper = {**settings("digits", "adamo"), "late": {"delta": 0.1, "wd_ratio": 0.5}}
+    what = RunConfig("digits", "adamo", 0, 2, hyper, {"width": 4})
+    task = make_task(what, torch.device("cpu"), None)
+    run = Run(what, task, tmp_path)
+    run.begin(Phase())
+    assert run.optimizer.param_groups[0]["delta"] is None
+    run.begin(Phase(late=True))
+    assert {g["delta"] for g in run.optimizer.param_groups} == {0.1}
+    assert {g["wd_ratio"] for g in run.optimizer.param_groups} == {0.5}
+
+
+# --- settings
+
+
+def test_our_settings_are_adamo_s_defaults() -> None:
+    optimizer = AdamO([torch.nn.Parameter(torch.ones(2, 2))])
+    assert {name: optimizer.defaults[name] for name in OURS} == OURS
+
+
+@pytest.mark.parametrize("task", SETTINGS)
+def test_every_setting_is_a_legal_argument(task: str) -> None:
+    for name, hyper in SETTINGS[task].items():
+        assert set(hyper) <= legal_arguments(name), name
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+        build(name, hyper, model, torch.randn(4, 4))
+
+
+def test_warnings_of_an_optimizer_are_recorded(tmp_path: Path) -> None:
+    what = RunConfig("toy2d", "adamo", 0, 1, {"lr": 1e-2, "weight_decay": 1.0}, {})
+    record = train(what, tmp_path)
+    (warning,) = record.environment["warnings"]
+    assert "weight_decay" in warning
+
+
+# --- grokking
+
+
+@pytest.mark.parametrize("kind", [EmbeddingMLP, OneHotMLP])
+def test_looking_up_rows_is_the_same_network(kind: type) -> None:
+    torch.manual_seed(0)
+    p, width = 11, 6
+    model = kind(p, width).double()
+    pairs = torch.randint(p, (40, 2))
+    if kind is EmbeddingMLP:
+        inputs = model.embedding(pairs).flatten(1)
+    else:
+        inputs = torch.nn.functional.one_hot(pairs, p).flatten(1).double()
+    expected = model.output(model.hidden(inputs).relu())
+    torch.testing.assert_close(model(pairs), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_grokking_epoch_is_the_first_above_the_threshold() -> None:
+    accuracies = {10: 0.2, 20: 0.95, 21: 0.951, 30: 0.9}
+    rows = [{"epoch": e, "test_accuracy": a} for e, a in accuracies.items()]
+    assert grokking_epoch(rows) == 21
+    assert grokking_epoch(rows[:2]) is None
+
+
+def test_a_third_of_the_pairs_is_trained_on_and_the_rest_tested() -> None:
+    task = make_task(config("grokking", "adamw", 1), torch.device("cpu"), None)
+    (whole, rest) = task.batches(0)
+    assert whole[0].shape == (5, 512, 2)
+    assert rest[0].shape == (1, 2823 - 5 * 512, 2)
+    seen = {tuple(pair) for stack in (whole, rest) for pair in stack[0].view(-1, 2).tolist()}
+    tested = {tuple(pair) for pair in task.pairs[task.test].tolist()}  # type: ignore[attr-defined]
+    assert len(seen) == 2823
+    assert not seen & tested
+    assert len(seen | tested) == 97 * 97
+
+
+def test_every_task_is_in_the_table_with_its_options() -> None:
+    for name in TASKS:
+        with pytest.raises(LabError, match="has no option 'bacth'"):
+            make_task(
+                RunConfig(name, "adamw", 0, 1, {"lr": 1.0}, {"bacth": 3}), torch.device("cpu"), None
+            )

@@ -1,0 +1,398 @@
+"""A user's own model: the same weights and batches for every optimizer, whatever the loader."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+
+from adamo_lab import compare, yours
+from adamo_lab.errors import LabError
+from adamo_lab.records import FAILED, FINISHED, load_all
+from adamo_lab.yours import Comparison, Randomness, moved, size_of
+
+ROOT = Path(__file__).parents[1]
+X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, :1] > 0).float()
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    return nn.functional.mse_loss(model(x), y)
+
+
+class Spy:
+    """A loss that remembers the batches it was given in training, by optimizer run."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        if model.training:
+            self.seen.append(batch[0].clone())
+        return loss_fn(model, batch)
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Augmentation from all three libraries' global random numbers."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return X[i] + torch.randn(4) + random.random() + float(np.random.rand()), Y[i]
+
+
+DATA = TensorDataset(X, Y)
+LOADERS = {
+    "shuffled": lambda: DataLoader(DATA, batch_size=16, shuffle=True),
+    "its own generator": lambda: DataLoader(
+        DATA, batch_size=16, shuffle=True, generator=torch.Generator()
+    ),
+    "a sampler with a generator": lambda: DataLoader(
+        DATA, batch_size=16, sampler=RandomSampler(DATA, generator=torch.Generator())
+    ),
+    "augmented": lambda: DataLoader(Noisy(), batch_size=16, shuffle=True),
+    "workers": lambda: DataLoader(Noisy(), batch_size=16, shuffle=True, num_workers=1),
+    "a function of the epoch": lambda: lambda epoch: [(X + epoch + torch.rand(1), Y)] * 3,
+}
+CONSTANT = [(X[:32], Y[:32]), (X[32:], Y[32:])]
+
+
+def run(out: Path, loader: Any = CONSTANT, loss: Any = loss_fn, **changes: Any) -> Comparison:
+    known: dict[str, Any] = {"epochs": 2, "report": False, "out": out}
+    return compare(make_model, loader, loss, **{**known, **changes})
+
+
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS.keys())
+def test_every_optimizer_sees_the_same_batches(tmp_path: Path, make: Any) -> None:
+    spy = Spy()
+    comparison = run(tmp_path, make(), spy, optimizers=("adamw", "adamo"))
+    assert [r.error for r in comparison.records] == ["", ""]
+    seen = spy.seen[1:]  # the first was the rehearsal's
+    half = len(seen) // 2
+    first, second = seen[:half], seen[half:]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    epochs = torch.cat(first[: half // 2]), torch.cat(first[half // 2 :])
+    assert not torch.equal(*epochs), "both epochs had the same order"
+
+
+def test_a_loader_without_randomness_and_equal_first_losses(tmp_path: Path) -> None:
+    firsts: dict[bool, list[float]] = {}
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        value = loss_fn(model, batch)
+        firsts.setdefault(model.training, []).append(value.item())
+        return value
+
+    run(tmp_path, loss=loss, optimizers=("adamw", "adam", "adamo"), epochs=1)
+    steps = firsts[True][1:]  # two a run: the first before any update
+    assert steps[0] == steps[2] == steps[4], "weights and dropout are the same"
+    assert steps[1] != steps[3]
+
+
+def test_records_results_and_table(tmp_path: Path) -> None:
+    def metrics(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"size": float(len(batch[0])), "error": (model(batch[0]) - batch[1]).abs().mean()}
+
+    comparison = run(
+        tmp_path,
+        valid_loader=CONSTANT,
+        metrics=metrics,
+        seeds=(0, 1),
+        example_batch=X,
+        hyper={"adamw": {"lr": 3e-4}},
+    )
+    found, problems = load_all(tmp_path)
+    assert not problems
+    assert {r.id for r in comparison.records} == {*found}
+    assert [(r.config.optimizer, r.config.seed) for r in comparison.records] == [
+        ("adamw", 0), ("adamo", 0), ("adamw", 1), ("adamo", 1)
+    ]  # fmt: skip
+    record = comparison.records[0]
+    assert record.status == FINISHED
+    assert record.config.task == "yours"
+    assert record.config.options["name"] == "your model"
+    assert record.config.hyper["lr"] == 3e-4
+    assert len({r.config.options["version"] for r in comparison.records}) == 1
+    assert [row["epoch"] for row in record.metrics] == [1, 2]
+    assert record.result["size"] == pytest.approx((32 * 32 + 18 * 18) / 50)
+    assert record.result["seconds_per_epoch"] > 0
+    text = comparison.table()
+    assert text == str(comparison)
+    lines = text.splitlines()
+    assert lines[0] == "your model, 2 epochs"
+    assert lines[2].split("  ")[0] == "optimizer"
+    for column in ("train loss", "valid loss", "size", "error", "s/epoch", "time ratio"):
+        assert lines[2].count(column) == 1
+    assert lines[3].startswith("AdamW")
+    assert lines[3].endswith("1.00")
+    assert "±" in lines[3]
+    assert "Mean ± standard deviation over 2 seeds" in text
+    assert "AdamW: lr 0.0003" in text
+
+
+def test_validation_is_weighted_by_size_and_changes_nothing(tmp_path: Path) -> None:
+    whole = run(tmp_path / "a", valid_loader=[(X, Y)]).records[0]
+    parts = run(tmp_path / "b", valid_loader=CONSTANT).records[0]
+    without = run(tmp_path / "c").records[0]
+    assert whole.result["valid_loss"] == pytest.approx(parts.result["valid_loss"], rel=1e-5)
+    assert whole.result["weight_norm"] == without.result["weight_norm"]
+    assert "valid_loss" not in without.result
+
+
+class Named(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+STRUCTURES = {
+    "dict": ({"in": {"x": X}, "y": Y, "name": "text"}, lambda b: (b["in"]["x"], b["y"])),
+    "named tuple": (Named(X, Y), lambda b: (b.x, b.y)),
+    "nested": (([X], (Y, None)), lambda b: (b[0][0], b[1][0])),
+}
+
+
+@pytest.mark.parametrize(("batch", "unpack"), STRUCTURES.values(), ids=STRUCTURES.keys())
+def test_batches_of_any_structure(tmp_path: Path, batch: Any, unpack: Any) -> None:
+    comparison = run(
+        tmp_path, [batch], lambda m, b: loss_fn(m, unpack(b)), valid_loader=[batch], epochs=1
+    )
+    assert [r.status for r in comparison.records] == [FINISHED] * 2
+    assert size_of(batch) == 50
+    there = moved(batch, torch.device("meta"))
+    assert type(there) is type(batch)
+    assert unpack(there)[0].is_meta
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    epochs: list[str] = []
+
+    def note(config: Any, epoch: int, row: Any) -> None:
+        epochs.append(config.optimizer)
+
+    first = run(tmp_path, progress=note)
+    second = run(tmp_path, progress=note)
+    assert len(epochs) == 4
+    assert [r.result for r in first.records] == [r.result for r in second.records]
+    run(tmp_path, progress=note, hyper={"adamw": {"lr": 0.1}})
+    assert epochs[4:] == ["adamw"] * 2
+    run(tmp_path, progress=note, fresh=True)
+    assert len(epochs) == 10
+
+
+def test_a_changed_experiment_is_another_one(tmp_path: Path) -> None:
+    factor = 1.0
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return factor * loss_fn(model, batch)
+
+    def version(*arguments: Any, model: Any = make_model, **options: Any) -> str:
+        known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path}
+        record = compare(model, *arguments, optimizers=("adamw",), **known, **options).records[0]
+        return record.config.options["version"]
+
+    same = version(CONSTANT, loss)
+    assert same == version(CONSTANT, loss, seeds=(3,))
+    factor = 2.0
+    changed = {
+        version(CONSTANT, loss),
+        version([(X + 1, Y)], loss),
+        version(CONSTANT, lambda m, b: loss_fn(m, b).sqrt()),
+        version(CONSTANT, loss, valid_loader=CONSTANT),
+        version(CONSTANT, loss, model=lambda: nn.Linear(4, 1)),
+        version(CONSTANT, loss, model=lambda: nn.Sequential(nn.Linear(4, 1), nn.ReLU())),
+    }
+    assert same not in changed
+    assert len(changed) == 6
+
+
+def kill(number: int) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("end", "left"), [(kill, [3, 4]), (signal.raise_signal, [4])], ids=["killed", "asked to stop"]
+)
+def test_an_interrupted_run_goes_on_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any, left: list[int]
+) -> None:
+    """In the third epoch of the second run: before its checkpoint, or with it."""
+    loader = LOADERS["augmented"]()
+    whole = run(tmp_path / "whole", loader, epochs=4)
+    monkeypatch.setattr(yours, "CHECKPOINT_SECONDS", 0.0)
+
+    def interrupt(config: Any, epoch: int, row: Any) -> None:
+        if config.optimizer == "adamo" and epoch == 3:
+            end(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", loader, epochs=4, progress=interrupt)
+    seen: list[int] = []
+    parts = run(
+        tmp_path / "parts", loader, epochs=4, progress=lambda config, epoch, row: seen.append(epoch)
+    )
+    assert seen == left
+    assert [r.metrics for r in parts.records] == [r.metrics for r in whole.records]
+
+
+def test_one_failure_leaves_the_others_alone(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) == 4:  # after the rehearsal and one epoch
+            raise RuntimeError("no luck")
+        return loss_fn(model, batch)
+
+    comparison = run(tmp_path, loss=loss)
+    assert [r.status for r in comparison.records] == [FAILED, FINISHED]
+    assert comparison.records[0].error == "RuntimeError: no luck"
+    text = comparison.table()
+    assert "AdamW, seed 0 failed: RuntimeError: no luck" in text
+    assert text.splitlines()[3].split()[:3] == ["AdamW", "0", "-"]
+    again = run(tmp_path, loss=loss)
+    assert [r.status for r in again.records] == [FINISHED] * 2
+
+
+def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
+    comparison = run(tmp_path, optimizers=("sgd",), hyper={"sgd": {"lr": 1e30}}, epochs=5)
+    assert "SGD, seed 0 diverged in epoch 1" in comparison.table()
+
+
+def test_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
+    def numbers() -> tuple[float, float, float]:
+        return torch.rand(()).item(), random.random(), float(np.random.rand())
+
+    def seed() -> None:
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)
+
+    seed()
+    expected = numbers()
+    seed()
+    run(tmp_path, epochs=1)
+    assert numbers() == expected
+
+
+def test_two_streams_of_random_numbers() -> None:
+    def draws(between: int) -> list[float]:
+        numbers, found = Randomness(3), []
+        for _ in range(3):
+            with numbers:
+                found.append(torch.rand(()).item())
+            torch.rand(between)
+        return found
+
+    assert draws(0) == draws(7)
+    assert len({*draws(0)}) == 3
+
+
+def endless() -> Iterator[Any]:
+    yield from CONSTANT
+
+
+ERRORS: dict[str, tuple[dict[str, Any], str]] = {
+    "epochs": ({"epochs": 0}, "epochs must be at least 1, got 0"),
+    "seeds": ({"seeds": ()}, r"seeds must be different and at least one, got \(\)"),
+    "negative seed": ({"seeds": (-1,)}, "seeds must be >= 0, got -1"),
+    "twice": ({"optimizers": ("adam", "adam")}, "optimizers must be different"),
+    "word": ({"optimizers": "adamw"}, "optimizers must be different and at least one, got 'adamw'"),
+    "unknown": ({"optimizers": ("adamx",)}, "unknown optimizer 'adamx'; known are adam, adamw"),
+    "argument": (
+        {"hyper": {"adamw": {"momentum": 0.9}}},
+        "adamw has no argument 'momentum'; it has amsgrad, betas, .*weight_decay",
+    ),
+    "the lab's own": ({"hyper": {"adamo": {"late": {}}}}, "adamo has no argument 'late'"),
+    "elsewhere": ({"hyper": {"sgd": {"lr": 1}}}, "hyper names 'sgd', which is not among adamw"),
+    "value": ({"hyper": {"adamw": {"lr": -1}}}, "adamw refused its hyper-parameters: .*-1"),
+    "tensor": ({"hyper": {"adamw": {"lr": X}}}, "hyper of adamw must be numbers, words or lists"),
+    "metrics": ({"metrics": lambda m, b: {}}, "metrics are taken on valid_loader"),
+    "taken": (
+        {"metrics": lambda m, b: {"lr": 1.0}, "valid_loader": CONSTANT},
+        "metrics may not be called lr; choose another name",
+    ),
+    "iterator": ({"loader": endless()}, "train_loader is an iterator and can be read only once"),
+    "empty": ({"loader": []}, "train_loader gave no batch"),
+    "empty validation": ({"valid_loader": []}, "valid_loader gave no batch"),
+    "loss": ({"loss": lambda m, b: 1.0}, "loss_fn must return one number .*, got float"),
+    "losses": ({"loss": lambda m, b: m(b[0])}, r"loss_fn must return one number .*\(32, 1\)"),
+    "device": ({"device": "abacus"}, "unknown device 'abacus'"),
+}
+
+
+@pytest.mark.parametrize("changes", ERRORS.values(), ids=ERRORS.keys())
+def test_mistakes_are_named_before_anything_is_trained(
+    tmp_path: Path, changes: tuple[dict[str, Any], str]
+) -> None:
+    arguments, message = changes
+    with pytest.raises(LabError, match=message):
+        run(tmp_path, **arguments)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_persistent_workers_are_refused(tmp_path: Path) -> None:
+    loader = DataLoader(DATA, num_workers=1, persistent_workers=True)
+    with pytest.raises(LabError, match="persistent_workers=False"):
+        run(tmp_path, loader)
+
+
+def test_metrics_with_changing_names(tmp_path: Path) -> None:
+    def metrics(model: nn.Module, batch: Any) -> dict[str, float]:
+        return {f"of {len(batch[0])}": 1.0}
+
+    comparison = run(tmp_path, valid_loader=CONSTANT, metrics=metrics, epochs=1)
+    assert "same names on every batch" in comparison.records[0].error
+
+
+def test_the_report_is_made_from_all_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Path] = []
+
+    def write(results: Path, out: Path) -> Path:
+        calls.extend((results, out))
+        return out / "index.html"
+
+    monkeypatch.setattr(yours, "report_writer", lambda: write)
+    comparison = run(tmp_path, report=True)
+    assert calls == [tmp_path, tmp_path / "report"]
+    assert comparison.report == tmp_path / "report" / "index.html"
+
+
+def test_a_report_that_cannot_be_made_is_known_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "adamo_lab.report", None)
+    with pytest.raises(LabError, match="or say report=False"):
+        run(tmp_path, report=True)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("adamo_lab.report")
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "your_model.py")]
+    ended = subprocess.run(
+        [*command, "--epochs", "2", "--seeds", "1", "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "valid accuracy" in ended.stdout
+    assert "digits, two layers" in (tmp_path / "report" / "index.html").read_text()
