@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+PROGRAM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
 PATIENCE = 90.0  # seconds for any answer; the machine may be busy
 
 
@@ -55,7 +57,9 @@ class Chromium:
         self.complaints: list[str] = []
         self.session = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -105,7 +109,9 @@ class Chromium:
         )  # fmt: skip
         self.call("Page.navigate", url=page.as_uri())
         deadline = time.monotonic() + PATIENCE
-        while self.value("document.readyState") != "complete" or not self.value("location.pathname"):
+        while self.value("document.readyState") != "complete" or not self.value(
+            "location.pathname"
+        ):
             if time.monotonic() > deadline:
                 raise RuntimeError("the page does not finish loading")
             time.sleep(0.05)

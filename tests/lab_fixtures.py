@@ -113,6 +113,7 @@ def dynamics(config: RunConfig, snapshots: int = 20) -> list[dict[str, Any]]:
         weights: dict[str, Any] = {}
         for i, name in enumerate(names):
             seen: dict[str, Any] = {"norm": (3 + i) * (1 + 0.5 * k / snapshots) + 0.1 * g.random()}
+            seen |= {"index": i} if config.task == "cifar100" else {}
             if config.optimizer.startswith("adamo"):
                 seen |= {
                     "gradient_norm": g.random(),

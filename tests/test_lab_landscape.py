@@ -158,7 +158,7 @@ def test_a_task_of_the_lab(tmp_path: Path, model: str) -> None:
     assert record.arrays["loss"].shape == (5, 5)
     assert np.isfinite(record.arrays["loss"]).all()
     assert record.arrays["path_adamo"].shape == (7, 2)  # and where it started
-    np.testing.assert_array_equal(*(record.arrays[f"path_{n}"][0] for n in ("adamw", "adamo")))
+    np.testing.assert_allclose(record.arrays["path_adamw"][0], record.arrays["path_adamo"][0])
     a, b = record.result["explained_variance"]
     assert 1 >= a + b > a >= b > 0
     variation = gradient_norm_variation(load(folders[0]).metrics)

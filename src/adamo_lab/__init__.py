@@ -6,7 +6,10 @@ side on a model of your own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .yours import compare
 
 __all__ = ["compare"]
 

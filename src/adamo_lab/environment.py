@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import subprocess
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ def describe(
     """Versions, device, commit and date; how long the run trained, and what it was warned of."""
     import torch
 
+    import adamo_optim
+
     about: dict[str, Any] = {
-        "adamo_optim": version("adamo-optim") if installed() else "not installed",
+        "adamo_optim": adamo_optim.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": commit(),
@@ -35,17 +37,14 @@ def describe(
     return about
 
 
-def installed() -> bool:
-    try:
-        version("adamo-optim")
-    except Exception:  # run from a source tree
-        return False
-    return True
-
-
 @cache
 def commit() -> str:
-    """The commit of the source tree, with a mark when files differ from it; else "unknown"."""
+    """The commit of the source tree, with a mark when files differ from it; else "unknown".
+
+    ``ADAMO_COMMIT`` says it where the files travelled without their repository.
+    """
+    if stated := os.environ.get("ADAMO_COMMIT"):
+        return stated
     here = Path(__file__).resolve().parent
     try:
         name = git(here, "rev-parse", "--short", "HEAD")

@@ -36,6 +36,10 @@ class Grid:
         return sum(abs(v - self.best) <= WITHIN + 1e-12 for v in self.measured)
 
     @property
+    def share(self) -> str:
+        return f"{100 * self.near / len(self.measured):.0f}\N{NO-BREAK SPACE}%"
+
+    @property
     def finding(self) -> str:
         share = self.near / len(self.measured)
         return (
@@ -83,7 +87,7 @@ def grid_table(group: Group, maps: list[Grid]) -> Table:
                 Cell(str(len(m.measured))),
                 Cell(number(m.best, m.metric), m.best == max(x.best for x in maps)),
                 Cell(m.best_setting),
-                Cell(f"{m.near} ({m.near / len(m.measured):.0%})"),
+                Cell(f"{m.near} ({m.share})"),
             ],
             m.line,
         )

@@ -121,7 +121,7 @@ def train_on_node(
     def progress(config: RunConfig, epoch: int, row: Row) -> None:
         nonlocal stop
         if row:
-            stop = ray.get(board.report.remote(config.id, epoch, row))
+            stop = bool(ray.get(board.report.remote(config.id, epoch, row)))
 
     outcome = train_safely(config, setup, progress, lambda: stop)
     finished = outcome.status == FINISHED

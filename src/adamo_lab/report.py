@@ -48,6 +48,7 @@ class Judged:
     claim: Claim
     outcome: str
     why: str
+    short: str  # the same for the overview
     where: str = ""  # which group, if a study has several
     anchor: str = ""
 
@@ -131,7 +132,7 @@ def study_section(study: Study, groups: list[Group], seen: set[str]) -> Section:
         else:
             absent.append(label)
             why = ONLY_PARTIAL if mine else "no runs yet"
-            brief += [Judged(claim, OPEN, why, label, study.name) for claim in study.claims]
+            brief += [Judged(claim, OPEN, why, why, label, study.name) for claim in study.claims]
     expected = {label_of(options) for options in expected_options(study)}
     brief += [j for p in parts if p.group.full and p.group.label not in expected for j in p.judged]
     return Section(study.name, study.title, study.about, parts, brief, absent, study.example)
@@ -154,16 +155,20 @@ def part(group: Group, seen: set[str]) -> Part:
 
 
 def title_of(group: Group) -> str:
+    kinds = ["shortened"] if group.scale < 1 else ["lengthened"] if group.scale > 1 else []
+    kinds += ["made-up data"] if group.synthetic else []
     length = f"{group.epochs} epoch{'s' if group.epochs != 1 else ''}"
-    if group.study:
-        return ", ".join(filter(None, [group.label, *group.banners])) or f"Full length, {length}"
-    first = "" if group.task == YOURS else f"{group.task}, "
-    return ", ".join(filter(None, [first + length, group.label, *group.banners]))
+    first = [] if group.study or group.task == YOURS else [group.task]
+    return capitalized(", ".join(filter(None, [*first, group.label, length, *kinds])))
 
 
 def in_words(verdict: Verdict, group: Group) -> Judged:
-    why = tables.numbers(verdict, group)
-    return Judged(verdict.claim, verdict.outcome, why, group.label, group.name)
+    why, short = tables.numbers(verdict, group), tables.numbers(verdict, group, brief=True)
+    return Judged(verdict.claim, verdict.outcome, why, short, group.label, group.name)
+
+
+def capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 # --- files beside the page
@@ -194,7 +199,7 @@ def render(sections: list[Section], records: list[Record], problems: list[str]) 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["data_uri"] = data_uri
+    environment.filters |= {"data_uri": data_uri, "capitalized": capitalized}
     brief = [(section, judged) for section in sections for judged in section.brief]
     finished = [r for r in records if r.status != FAILED]
     css, script = asset("report.css"), asset("report.js")

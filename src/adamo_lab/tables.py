@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 
 from .groups import Group, Line
 from .studies import STUDIES, Claim, Metric
-from .verdicts import OPEN, Summary, Verdict, judge
+from .verdicts import LEVEL, OPEN, Summary, Verdict, judge
 
 MOST_COLUMNS = 6  # of runs that belong to no study
 NOT_METRICS = {"epoch", "lr", "diverged_at", "gradient_norm", "gradient_norm_sd"}
 HIGHER = ("accuracy", "acc", "auc", "f1", "score", "r2", "bleu", "precision", "recall")
 LOWER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "norm", "variation", "length")
 
+EXPLAINED = {  # columns whose names say too little
+    "swa_test_accuracy": "SWA: test accuracy of the averaged weights.",
+    "test_accuracy": "Final: test accuracy after the last epoch.",
+    "best_test_accuracy": "Best: the highest test accuracy on the way, which flatters.",
+    "weight_norm": "‖w‖: the norm of all weights at the end.",
+}
 PARTIAL = "“k of n” marks rows where only k of n runs got there: the mean is of those that did."
 
 Head = tuple[str, tuple[str, ...]]  # a metric, and its columns ("" for a single one)
@@ -104,7 +110,8 @@ def table(group: Group) -> Table:
     heads: list[Head] = [("runs", ("",))]
     rows = [[Cell(str(len(line.runs)))] for line in group.lines]
     missing = False
-    for column in columns_of(group):
+    columns = columns_of(group)
+    for column in columns:
         metric = column.metric
         summaries = [Summary.of(line.values(metric.key)) for line in group.lines]
         missing |= any(s.missing for s in summaries)
@@ -116,7 +123,7 @@ def table(group: Group) -> Table:
             beside = beside_paper(theirs, line.optimizer, ours, cell, metric)
             rows[i] += beside[: len(parts)] if theirs else [cell]
     made = [Row(x.label, cells, x) for x, cells in zip(group.lines, rows, strict=True)]
-    return Table(group.name, heads, made, notes(group, missing))
+    return Table(group.name, heads, made, notes(group, columns, missing))
 
 
 def beside_paper(
@@ -182,13 +189,14 @@ def best_of(summaries: Sequence[Summary], column: Column) -> set[int]:
     return found if len(found) < len(means) else set()
 
 
-def notes(group: Group, missing: bool) -> list[str]:
+def notes(group: Group, columns: list[Column], missing: bool) -> list[str]:
     several = any(len(line.runs) > 1 for line in group.lines)
     found = []
     if several:
         found.append("Mean ± standard deviation of the sample over the runs. Best in bold.")
     else:
         found.append("One run each, so there is no standard deviation. Best in bold.")
+    found += [EXPLAINED[c.metric.key] for c in columns if c.metric.key in EXPLAINED]
     if missing:
         found.append(PARTIAL)
     diverged = {
@@ -222,32 +230,46 @@ def metric_of(claim: Claim, group: Group) -> Metric:
     return next(m for m in group.study.metrics if m.key == claim.metric)
 
 
-def numbers(verdict: Verdict, group: Group) -> str:
-    """The numbers behind a verdict, in one line."""
+def numbers(verdict: Verdict, group: Group, brief: bool = False) -> str:
+    """The reason for a verdict and the numbers behind it, in one line."""
     claim = verdict.claim
+    sizes = together(f"n = {verdict.n[0]} and {verdict.n[1]}")
     if verdict.outcome == OPEN and verdict.p is None:
-        return f"{verdict.reason}; n = {verdict.n[0]} and {verdict.n[1]}"
+        return f"{verdict.reason}; {sizes}"
     metric = metric_of(claim, group)
-    labels = {x.optimizer: x.entry.label for x in group.lines}
+    names = {x.optimizer: x.entry.label for x in group.lines}
     unit = " points" if metric.percent else ""
-    parts = []
+    facts = []
     if verdict.difference is not None and verdict.interval is not None:
-        gap = number(verdict.difference, metric, signed=True)
+        gap = together(number(verdict.difference, metric, signed=True) + unit)
         low, high = (number(v, metric, signed=True) for v in verdict.interval)
-        parts.append(f"{labels[claim.first]} minus {labels[claim.second]}: {gap}{unit}")
-        parts.append(f"{verdict.confidence} % CI {low} to {high}")
+        interval = together(f"{verdict.confidence} % CI {low} to {high}")
+        sides = "" if brief else f"{names[claim.first]} minus {names[claim.second]} "
+        facts.append(f"{sides}{gap} ({interval})")
     if claim.relation == "=":
-        parts.append(f"margin ±{number(claim.margin, metric)}{unit}")
+        facts.append(together(f"margin ±{number(claim.margin, metric)}{unit}"))
     if any(verdict.missing):
         for name, n, k in zip((claim.first, claim.second), verdict.n, verdict.missing, strict=True):
-            parts.append(f"{labels[name]}: {n - k} of {n} runs got there")
-    if verdict.p is not None:
-        parts.append(p_value(verdict.p))
-    parts.append(f"n = {verdict.n[0]} and {verdict.n[1]}")
-    if verdict.test and verdict.test != "interval":
-        worst = ", runs that never got there rank last" if any(verdict.missing) else ""
-        parts.append(f"{verdict.test}{worst}")
-    return f"{verdict.reason} ({'; '.join(parts)})"
+            facts.append(f"{names[name]}: {together(f'{n - k} of {n} runs')} got there")
+    facts += [p_values(verdict), sizes]
+    if not brief and verdict.test != "interval":
+        last = ", runs that never got there rank last" if any(verdict.missing) else ""
+        facts.append(f"{verdict.test}{last}")
+    return f"{verdict.reason}: {'; '.join(filter(None, facts))}"
+
+
+def p_values(verdict: Verdict) -> str:
+    if verdict.p is None:
+        return ""
+    claimed = together(p_value(verdict.p))
+    if verdict.p_opposite is None or verdict.p_opposite >= LEVEL:
+        return claimed
+    return f"{claimed}, in the opposite direction {together(p_value(verdict.p_opposite))}"
+
+
+def together(text: str) -> str:
+    """Not to be broken over two lines."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 # --- Markdown

@@ -25,7 +25,8 @@ RULE = (
     "A claim that two are equal holds if the 90 % confidence interval of their difference lies "
     "within the stated margin. Where some runs never reached what is measured, an exact one-sided "
     "Mann–Whitney rank test takes the place of the t-test, and those runs rank last. "
-    "Each claim is tested on its own, without a correction for their number."
+    "Intervals are two-sided, so one may touch zero while the one-sided p is just below "
+    f"{LEVEL}. Each claim is tested on its own, without a correction for their number."
 )
 
 Values = Sequence["float | None"]
@@ -108,6 +109,7 @@ class Verdict:
     interval: tuple[float, float] | None = None
     confidence: int = 95  # of the interval, in per cent
     p: float | None = None  # in the claimed direction
+    p_opposite: float | None = None
     missing: tuple[int, int] = (0, 0)
 
 
@@ -140,7 +142,7 @@ def ordered(claim: Claim, a: Summary, b: Summary) -> Verdict:
         reason = "all values are identical" if difference.mean == 0 else f"{reason}, no variance"
     return Verdict(
         claim, outcome, reason, (a.n, b.n), "no variance: exact" if exact else "Welch's t-test",
-        difference.mean, difference.interval(0.95), p=claimed,
+        difference.mean, difference.interval(0.95), p=claimed, p_opposite=opposite,
     )  # fmt: skip
 
 
@@ -174,7 +176,9 @@ def ranked(
         outcome, reason = OPEN, f"too few runs: this rank test cannot get below p = {smallest:.2g}"
     else:
         outcome, reason = direction(claimed, opposite)
-    return Verdict(claim, outcome, reason, n, "rank test", p=claimed, missing=missing)
+    return Verdict(
+        claim, outcome, reason, n, "rank test", p=claimed, p_opposite=opposite, missing=missing
+    )  # fmt: skip
 
 
 def direction(claimed: float, opposite: float) -> tuple[str, str]:

@@ -139,8 +139,7 @@ def compare(
     """One contender in turn with the reference."""
     reference = torch.optim.AdamW(params, fused=True)
     optimizer = make(params)
-    if hasattr(optimizer, "train"):
-        optimizer.train()  # schedule-free asks for it
+    getattr(optimizer, "train", lambda: None)()  # schedule-free asks for it
     for _ in range(3):
         reference.step()
         optimizer.step()
@@ -161,6 +160,7 @@ def compare(
     }
     if clock.cuda:
         busy, base_busy = clock.device_seconds(optimizer.step), clock.device_seconds(reference.step)
+        assert busy and base_busy
         result |= {"device_seconds": busy, "device_ratio": busy / base_busy}
         result["reference_device_seconds"] = base_busy
         torch.cuda.reset_peak_memory_stats()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -10,10 +12,11 @@ from ..groups import YOURS, Group, Line
 from ..studies import STUDIES
 from ..tables import columns_of
 from ..verdicts import Summary
-from .look import Drawing, canvas, finish, legend_below, listed, log_axis, plain
+from .look import Drawing, canvas, finish, legend_below, legend_columns, listed, log_axis, plain
 
 MOST_LINES = 10  # beyond that, the best setting of each optimizer
 MOST_POINTS = 300
+SETTLED = 0.1  # of the training is over: from here on, accuracies are worth comparing
 MOST_FIGURES = 6
 NOT_DRAWN = {"epoch", "lr", "gradient_norm_sd"}
 LAST = ("train_loss", "weight_norm", "gradient_norm")  # after the metrics of the test data
@@ -60,6 +63,8 @@ def keys(group: Group, lines: list[Line]) -> list[str]:
         same = {k.replace("_loss", "_perplexity") for k in tested if k.endswith("_loss")}
         tested = [k for k in tested if k not in same]
     last = [k for k in LAST if k in seen]
+    if group.study and group.study.kind == "curves":  # the runs of a table, which has the rest
+        return sorted(tested)
     return [*sorted(tested)[: MOST_FIGURES - len(last)], *last]
 
 
@@ -67,10 +72,12 @@ def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
     percent = key.endswith("accuracy")
     known = {m.key: m for study in STUDIES.values() for m in study.metrics}
     factor = 100 if percent and (key in known or at_most_one(lines, key)) else 1
-    picture, (axes,) = canvas()
+    legend_rows = math.ceil(len(lines) / legend_columns([line.label for line in lines]))
+    picture, (axes,) = canvas(height=2.75 + 0.17 * legend_rows)
     handles: list[Artist] = []
     labels, ends, extremes = [], [], []
     several = spread = False
+    floor = math.inf
     for line in lines:
         tracks = [track for run in line.runs if (track := series(run.metrics, key)) is not None]
         if not tracks:
@@ -81,6 +88,7 @@ def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
         draw_line(axes, line, x, factor * mean, factor * low, factor * high, handles)
         mark_divergence(axes, line, key, factor)
         several |= len(tracks) > 1
+        floor = min(floor, factor * float(np.min(low[x >= SETTLED * x[-1]])))
         labels.append(line.label)
         ends.append(f"{line.label} {factor * mean[-1]:.3g}")
         extremes += [float(np.nanmin(factor * mean)), float(np.nanmax(factor * mean))]
@@ -94,11 +102,13 @@ def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
         log_axis(axes, "x")
     if min(extremes) > 0 and max(extremes) > 20 * min(extremes) and factor == 1:
         log_axis(axes, "y")
+    elif factor == 100 and group.task != "grokking" and floor > 0.3 * max(extremes):
+        axes.set_ylim(bottom=floor - 0.03 * max(extremes))  # the first climb is not the subject
     axes.margins(x=0.02)
     legend_below(picture, handles, labels)
     caption = f"{name[0].upper()}{name[1:]} over training. {count(lines, several)}"
     caption += " Band: one standard deviation over the steps of an epoch." if spread else (
-        " Band: from the lowest to the highest." if several else ""
+        " The band spans lowest to highest." if several else ""
     )  # fmt: skip
     if len(lines) < len(group.lines):
         caption += " Of every optimizer, its best setting."

@@ -117,8 +117,8 @@ def panels(count: int, legend_rows: int, group: Group) -> tuple[Figure, list[Axe
     height = top + bottom + 1.75 * rows - 0.45
     picture = Figure(figsize=(WIDTH, height))
     grid = picture.add_gridspec(
-        rows, 2, left=0.105, right=0.985, top=1 - top / height, bottom=bottom / height,
-        wspace=0.26, hspace=0.38,
+        rows, 2, left=0.11, right=0.965, top=1 - top / height, bottom=bottom / height,
+        wspace=0.34, hspace=0.38,
     )  # fmt: skip
     axes = [picture.add_subplot(grid[i // 2, i % 2]) for i in range(count)]
     for panel in axes[-2:]:
@@ -126,11 +126,12 @@ def panels(count: int, legend_rows: int, group: Group) -> tuple[Figure, list[Axe
     return picture, axes
 
 
-def legend_at_foot(picture: Figure, found: list[Layer]) -> None:
-    handles, labels = depth_legend(found)
+def legend_at_foot(
+    picture: Figure, handles: list[Artist], labels: list[str], place: str = "lower center"
+) -> None:
     picture.legend(
-        handles, [plain(label) for label in labels], loc="lower center", ncols=1,
-        borderaxespad=0.15, labelspacing=0.25,
+        handles, [plain(label) for label in labels], loc=place, borderaxespad=0.15,
+        labelspacing=0.25, fontsize=8, handlelength=1.5,
     )  # fmt: skip
 
 
@@ -151,7 +152,7 @@ def norms(group: Group, chosen: list[tuple[Line, Record]]) -> Drawing:
         if group.task == "grokking":
             log_axis(panel, "x")
         panel.tick_params(labelleft=i % 2 == 0, labelbottom=i >= len(chosen) - 2)
-    legend_at_foot(picture, found)
+    legend_at_foot(picture, *depth_legend(found))
     caption = f"Norm of every weight over training{seed_of(chosen)}; dark is near the input."
     labels = listed([line.label for line, _ in chosen])
     alt = f"Small multiples: the norm of every weight over epochs, one panel each for {labels}"
@@ -161,15 +162,17 @@ def norms(group: Group, chosen: list[tuple[Line, Record]]) -> Drawing:
 def inside(group: Group, line: Line, run: Record) -> Drawing:
     """Everything that one AdamO run reports."""
     found = layers(run)
-    picture, axes = panels(len(PANELS) + 1, legend_rows(found), group)
+    rows = max(legend_rows(found), len(guard_events(run)))
+    picture, axes = panels(len(PANELS) + 1, rows, group)
     for panel, (key, title, log) in zip(axes, PANELS, strict=False):
         plot_layers(panel, run, key, log)
         panel.set_title(title, fontsize=8.5, fontweight="normal")
-    plot_guards(axes[-1], run)
+    guards = plot_guards(axes[-1], run)
     for i, panel in enumerate(axes):
         panel.set_xlim(0, run.config.epochs)
         panel.tick_params(labelbottom=i >= len(axes) - 2)
-    legend_at_foot(picture, found)
+    legend_at_foot(picture, *depth_legend(found), "lower left")
+    legend_at_foot(picture, guards, [str(g.get_label()) for g in guards], "lower right")
     caption = f"{line.label}, layer by layer{seed_of([(line, run)])}; dark is near the input."
     alt = (
         f"Small multiples for {line.label}: norm, radial step size, curvature, angle, radial "
@@ -182,7 +185,7 @@ def legend_rows(found: list[Layer]) -> int:
     return len(found) if len(found) <= NAMED else 3
 
 
-def plot_guards(axes: Axes, run: Record) -> None:
+def plot_guards(axes: Axes, run: Record) -> list[Artist]:
     """When which part of the guard acted, and in which layer (the input at the bottom)."""
     axes.set_title("guard at work, by layer", fontsize=8.5, fontweight="normal")
     axes.set_yticks([])
@@ -191,16 +194,13 @@ def plot_guards(axes: Axes, run: Record) -> None:
         text = "never at work" if reported(run, "guard") else "not recorded"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color="#6b6b6b")
         axes.grid(False)
-        return
+    handles: list[Artist] = []
     for (part, points), colour in zip(sorted(seen.items()), GUARD_COLOURS * 3, strict=False):
         what, marker = GUARDS.get(part, (part, "o"))
         x, y = np.array(points).T
-        axes.plot(x, y, marker, color=colour, markersize=3.2, label=plain(what))
+        handles += axes.plot(x, y, marker, color=colour, markersize=3.2, label=plain(what))
     axes.set_ylim(-0.8, len(layers(run)) - 0.2)
-    axes.legend(
-        fontsize=6.5, loc="upper right", handletextpad=0.2, frameon=True, framealpha=0.85,
-        edgecolor="none", borderpad=0.2,
-    )  # fmt: skip
+    return handles
 
 
 def guard_events(run: Record) -> dict[str, list[tuple[float, int]]]:

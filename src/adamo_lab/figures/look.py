@@ -121,11 +121,14 @@ def legend_below(
     figure: Figure, handles: list[Artist], labels: list[str], columns: int = 2
 ) -> None:
     """A legend outside the data, wrapped for narrow screens."""
-    longest = max(map(len, labels), default=0)
-    columns = 1 if longest > 34 else min(columns, len(labels))
+    columns = legend_columns(labels, columns)
     figure.legend(
         handles, [plain(label) for label in labels], loc="outside lower center", ncols=columns
     )  # fmt: skip
+
+
+def legend_columns(labels: list[str], most: int = 2) -> int:
+    return 1 if max(map(len, labels)) > 34 else min(most, len(labels))
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:

@@ -98,7 +98,7 @@ def landscapes(group: Group) -> list[Drawing]:
     for name, share, set_label in zip(
         ("first", "second"), [*shares, None, None], (axes.set_xlabel, axes.set_ylabel), strict=False
     ):
-        part = "" if share is None else f" ({share:.0%} of the variance)"
+        part = "" if share is None else f" ({100 * share:.0f} % of the variance)"
         set_label(f"{name} principal component{part}")
     axes.grid(False)
     axes.set_title("loss landscape and paths")
