@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-PROGRAM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+PROGRAM = next(filter(None, map(shutil.which, NAMES)), "")
 PATIENCE = 90.0  # seconds for any answer; the machine may be busy
 
 
@@ -54,12 +53,12 @@ class Chromium:
         self.reader, self.writer = ours_in, ours_out
         self.buffer = b""
         self.count = 0
+        self.loaded = False
         self.complaints: list[str] = []
         self.session = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -91,6 +90,7 @@ class Chromium:
             self.buffer += piece
         first, self.buffer = self.buffer.split(b"\0", 1)
         event = json.loads(first)
+        self.loaded |= event.get("method") == "Page.loadEventFired"
         if event.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(str(event["params"]["exceptionDetails"]))
         if event.get("method") == "Log.entryAdded":
@@ -107,14 +107,10 @@ class Chromium:
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
+        self.loaded = False
         self.call("Page.navigate", url=page.as_uri())
-        deadline = time.monotonic() + PATIENCE
-        while self.value("document.readyState") != "complete" or not self.value(
-            "location.pathname"
-        ):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the page does not finish loading")
-            time.sleep(0.05)
+        while not self.loaded:
+            self.receive()
         self.value("Promise.all([...document.images].map((i) => i.decode())).then(() => true)")
 
     def value(self, expression: str) -> Any:
@@ -132,12 +128,10 @@ class Chromium:
                 "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
             )  # fmt: skip
 
-    def press(self, key: str, code: int) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                windowsVirtualKeyCode=code, text="\r" if key == "Enter" and kind == "keyDown" else "",
-            )  # fmt: skip
+    def press(self, key: str, code: int, text: str = "") -> None:
+        typed = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **typed)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **typed)
 
     def screenshot(self, path: Path, whole: bool = True) -> None:
         data = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **self.area(whole))

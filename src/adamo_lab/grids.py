@@ -41,10 +41,8 @@ class Grid:
 
     @property
     def finding(self) -> str:
-        share = self.near / len(self.measured)
-        return (
-            f"{self.near} of {len(self.measured)} settings ({share:.0%}) within 1 point of its best"
-        )
+        count = len(self.measured)
+        return f"{self.near} of {count} settings ({self.share}) within 1 point of its best"
 
     @property
     def best_setting(self) -> str:

@@ -32,6 +32,7 @@ class Line:
     hyper: Mapping[str, Any]
     runs: list[Record]
     label: str
+    colour: str
 
     def values(self, key: str) -> list[float | None]:
         return [run.result.get(key) for run in self.runs]
@@ -208,8 +209,19 @@ def lines(records: list[Record], study: Study | None) -> list[Line]:
         label = ", ".join([entries[name].label, *named])
         place = order.index(name) if name in order else len(order)
         key = (place, name, [sortable(hyper.get(k)) for k in differing])
-        made.append((key, Line(name, entries[name], hyper, runs, label)))
-    return [line for _, line in sorted(made, key=lambda pair: pair[0])]
+        made.append((key, Line(name, entries[name], hyper, runs, label, entries[name].colour)))
+    ordered = [line for _, line in sorted(made, key=lambda pair: pair[0])]
+    for name in entries:
+        same = [line for line in ordered if line.optimizer == name]
+        for i, line in enumerate(same):
+            line.colour = lightened(line.colour, 0.6 * (1 - (i + 1) / len(same)))
+    return ordered
+
+
+def lightened(colour: str, share: float) -> str:
+    """Mixed with white, so that the settings of one optimizer can be told apart."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02X}" for part in parts)
 
 
 def differs(key: str, dicts: Iterable[Mapping[str, Any]]) -> bool:

@@ -164,7 +164,7 @@ def title_of(group: Group) -> str:
 
 def in_words(verdict: Verdict, group: Group) -> Judged:
     why, short = tables.numbers(verdict, group), tables.numbers(verdict, group, brief=True)
-    return Judged(verdict.claim, verdict.outcome, why, short, group.label, group.name)
+    return Judged(verdict.claim, verdict.outcome, why, short, group.label, f"at-{group.name}")
 
 
 def capitalized(text: str) -> str:

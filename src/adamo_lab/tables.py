@@ -182,11 +182,11 @@ def our_cell(ours: Summary, metric: Metric, best: bool) -> Cell:
 def best_of(summaries: Sequence[Summary], column: Column) -> set[int]:
     """The rows with the best mean among those whose runs all got there; none if all are alike."""
     means = {i: s.mean for i, s in enumerate(summaries) if s.mean is not None and s.missing == 0}
-    if not column.ranked or len(means) < 2:
+    if not column.ranked or not means or len(summaries) < 2:
         return set()
     target = (max if column.metric.higher_is_better else min)(means.values())
     found = {i for i, mean in means.items() if mean == target}
-    return found if len(found) < len(means) else set()
+    return found if len(found) < len(summaries) else set()
 
 
 def notes(group: Group, columns: list[Column], missing: bool) -> list[str]:
@@ -244,13 +244,13 @@ def numbers(verdict: Verdict, group: Group, brief: bool = False) -> str:
         gap = together(number(verdict.difference, metric, signed=True) + unit)
         low, high = (number(v, metric, signed=True) for v in verdict.interval)
         interval = together(f"{verdict.confidence} % CI {low} to {high}")
-        sides = "" if brief else f"{names[claim.first]} minus {names[claim.second]} "
+        sides = "" if brief else f"{names[claim.first]} minus {names[claim.second]} = "
         facts.append(f"{sides}{gap} ({interval})")
     if claim.relation == "=":
         facts.append(together(f"margin ±{number(claim.margin, metric)}{unit}"))
     if any(verdict.missing):
         for name, n, k in zip((claim.first, claim.second), verdict.n, verdict.missing, strict=True):
-            facts.append(f"{names[name]}: {together(f'{n - k} of {n} runs')} got there")
+            facts.append(f"{together(f'{n - k} of {n} runs')} of {names[name]} got there")
     facts += [p_values(verdict), sizes]
     if not brief and verdict.test != "interval":
         last = ", runs that never got there rank last" if any(verdict.missing) else ""

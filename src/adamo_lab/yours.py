@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import random
-import re
 import statistics
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +23,9 @@ from torch import Tensor, nn
 from . import optimizers as registry
 from .engines import failure, interruptible, locked, resolve_device
 from .errors import LabError
+from .fingerprint import absorb, leaves, repr_of, source_of
 from .records import FAILED, FINISHED, RUN, Record, Row, RunConfig, canonical, load
+from .summary import OWN_COLUMNS, table
 from .tasks.base import Batch, Phase, Task
 from .train import CHECKPOINT, CHECKPOINT_SECONDS, Progress, Run, Stopped, new_model
 
@@ -34,7 +33,6 @@ LossFunction = Callable[[nn.Module, Any], Tensor]
 Metrics = Callable[[nn.Module, Any], Mapping[str, float | Tensor]]
 Batches = Iterable[Any] | Callable[[int], Iterable[Any]]  # or a function of the epoch, from 0
 
-OWN_COLUMNS = ("epoch", "train_loss", "lr", "weight_norm", "valid_loss", "seconds_per_epoch")
 END = object()
 
 
@@ -400,16 +398,6 @@ def size_of(batch: Any) -> int:
     return 1
 
 
-def leaves(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        for value in batch:
-            yield from leaves(value)
-    else:
-        yield batch
-
-
 # --- random numbers
 
 
@@ -458,126 +446,3 @@ def kept_randomness(device: torch.device) -> Iterator[None]:
     finally:
         random.setstate(ours)
         np.random.set_state(arrays)
-
-
-# --- has the experiment changed?
-
-
-def absorb(digest: Any, value: Any) -> None:
-    """Take a batch, weights or texts into a digest; of other objects, only the type."""
-    for leaf in leaves(value):
-        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-            data = leaf.detach().cpu().contiguous().flatten()
-            digest.update(repr((leaf.dtype, tuple(leaf.shape))).encode())
-            digest.update(data.view(torch.uint8).numpy().tobytes() if len(data) else b"")
-        elif isinstance(leaf, np.ndarray):
-            digest.update(leaf.tobytes())
-        elif isinstance(leaf, (str, bytes, int, float, type(None))):
-            digest.update(repr(leaf).encode())
-        else:
-            digest.update(type(leaf).__name__.encode())
-
-
-def repr_of(value: Any) -> str:
-    return re.sub(r"0x[0-9a-f]+", "", repr(value))  # an address says nothing
-
-
-def source_of(part: Any, known: set[Any]) -> str:
-    """The text of a function or class, with the functions and numbers it uses."""
-    if isinstance(part, type):
-        part = part if not part.__module__.startswith("torch.") else None
-    elif not isinstance(part, types.FunctionType):
-        part = getattr(part, "func", None) or (type(part) if callable(part) else None)
-    if part is None or part in known:
-        return ""
-    known.add(part)
-    try:
-        text = inspect.getsource(part)
-    except (OSError, TypeError):  # typed in at a prompt
-        code = getattr(part, "__code__", None)
-        text = code.co_code.hex() if code else part.__qualname__
-    if not isinstance(part, types.FunctionType):
-        return text
-    try:
-        used = inspect.getclosurevars(part)
-    except ValueError:  # it uses a name that has no value yet
-        return text
-    for name, value in sorted({**used.globals, **used.nonlocals}.items()):
-        if isinstance(value, types.FunctionType) and not value.__module__.startswith("torch."):
-            text += source_of(value, known)
-        elif isinstance(value, (str, int, float, tuple, type(None))):
-            text += f"{name} = {repr_of(value)}\n"
-    return text
-
-
-# --- the table
-
-
-def table(name: str, records: Sequence[Record]) -> str:
-    """Optimizers × final numbers, and below it what they do not say."""
-    runs: dict[str, list[Record]] = {}
-    for record in records:
-        runs.setdefault(record.config.optimizer, []).append(record)
-    finished = [record for record in records if record.status == FINISHED]
-    own = ("train_loss", "valid_loss")
-    extra = dict.fromkeys(k for r in finished for k in r.metrics[-1] if k not in OWN_COLUMNS)
-    keys = [key for key in (*own, *extra) if any(key in r.result for r in finished)]
-    heading = ["optimizer", "n", *(key.replace("_", " ") for key in keys), "s/epoch", "time ratio"]
-    base = mean_of(next(iter(runs.values())), "seconds_per_epoch")
-    rows = [heading]
-    for key, group in runs.items():
-        seconds = mean_of(group, "seconds_per_epoch")
-        ratio = f"{seconds / base:.2f}" if seconds and base else "-"
-        count = str(sum(r.status == FINISHED for r in group))
-        cells = [spread_of(group, k) for k in (*keys, "seconds_per_epoch")]
-        rows.append([registry.entry(key).label, count, *cells, ratio])
-    epochs = records[0].config.epochs
-    return "\n".join([f"{name}, {epochs} epochs", "", *aligned(rows), "", *notes(records, runs)])
-
-
-def values_of(records: Sequence[Record], key: str) -> list[float]:
-    found = [r.result.get(key) for r in records if r.status == FINISHED]
-    return [value for value in found if value is not None]
-
-
-def mean_of(records: Sequence[Record], key: str) -> float | None:
-    values = values_of(records, key)
-    return statistics.mean(values) if values else None
-
-
-def spread_of(records: Sequence[Record], key: str) -> str:
-    values = values_of(records, key)
-    if not values:
-        return "-"
-    mean = f"{statistics.mean(values):.4g}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2g}"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Names to the left, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
-
-
-def notes(records: Sequence[Record], runs: Mapping[str, list[Record]]) -> list[str]:
-    """How to read the table; the settings; what failed, diverged or was warned of."""
-    seeds = len({record.config.seed for record in records})
-    many = f"Mean ± standard deviation over {seeds} seeds"
-    lines = [f"{many if seeds > 1 else 'One seed, so no error bars'}; n: runs that finished."]
-    for name, group in runs.items():
-        hyper = ", ".join(f"{k} {v}" for k, v in group[0].config.hyper.items())
-        lines.append(f"{registry.entry(name).label}: {hyper}")
-    told = set()
-    for r in records:
-        who = f"{registry.entry(r.config.optimizer).label}, seed {r.config.seed}"
-        if r.status == FAILED:
-            lines.append(f"{who} failed: {r.error}")
-        if "diverged_at" in r.result:
-            lines.append(f"{who} diverged in epoch {r.result['diverged_at']}")
-        for warning in r.environment.get("warnings", ()):
-            if (r.config.optimizer, warning) not in told:
-                told.add((r.config.optimizer, warning))
-                lines.append(f"{who}: {warning}")
-    return lines

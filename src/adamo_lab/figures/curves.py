@@ -7,6 +7,7 @@ import math
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from ..groups import YOURS, Group, Line
 from ..studies import STUDIES
@@ -104,6 +105,8 @@ def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
         log_axis(axes, "y")
     elif factor == 100 and group.task != "grokking" and floor > 0.3 * max(extremes):
         axes.set_ylim(bottom=floor - 0.03 * max(extremes))  # the first climb is not the subject
+    if group.task != "grokking":
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.margins(x=0.02)
     legend_below(picture, handles, labels)
     caption = f"{name[0].upper()}{name[1:]} over training. {count(lines, several)}"
@@ -153,7 +156,7 @@ def draw_line(
     axes: Axes, line: Line, x: np.ndarray, mean: np.ndarray, low: np.ndarray, high: np.ndarray,
     handles: list[Artist],
 ) -> None:  # fmt: skip
-    colour = line.entry.colour
+    colour = line.colour
     marker = "o" if len(x) == 1 else None
     (handle,) = axes.plot(x, mean, color=colour, linestyle=line.entry.line, marker=marker)
     axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
@@ -166,7 +169,7 @@ def mark_divergence(axes: Axes, line: Line, key: str, factor: float) -> None:
         track = series(run.metrics, key)
         if "diverged_at" in run.result and track is not None:
             x, y = track[0][-1], factor * track[1][-1]
-            axes.plot(x, y, marker="x", markersize=8, markeredgewidth=2, color=line.entry.colour)
+            axes.plot(x, y, marker="x", markersize=8, markeredgewidth=2, color=line.colour)
 
 
 def at_most_one(lines: list[Line], key: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -37,6 +37,7 @@ GUARDS = {  # part: what it does, a marker
 }
 GUARD_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b", "#000000")
 
+Place = Literal["lower left", "lower center", "lower right"]
 Layer = tuple[str, tuple[float, float, float, float]]  # its name and colour, in order of depth
 
 
@@ -113,7 +114,7 @@ def plot_layers(axes: Axes, run: Record, key: str, log: bool) -> None:
 def panels(count: int, legend_rows: int, group: Group) -> tuple[Figure, list[Axes]]:
     """Two columns at fixed places: with so many panels, working out a layout takes seconds."""
     rows = math.ceil(count / 2)
-    top, bottom = (0.5 if group.banners else 0.3), 0.55 + 0.19 * legend_rows
+    top, bottom = (0.5 if group.banners else 0.3), 0.45 + 0.17 * legend_rows
     height = top + bottom + 1.75 * rows - 0.45
     picture = Figure(figsize=(WIDTH, height))
     grid = picture.add_gridspec(
@@ -127,7 +128,7 @@ def panels(count: int, legend_rows: int, group: Group) -> tuple[Figure, list[Axe
 
 
 def legend_at_foot(
-    picture: Figure, handles: list[Artist], labels: list[str], place: str = "lower center"
+    picture: Figure, handles: list[Artist], labels: list[str], place: Place = "lower center"
 ) -> None:
     picture.legend(
         handles, [plain(label) for label in labels], loc=place, borderaxespad=0.15,
