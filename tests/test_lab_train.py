@@ -120,7 +120,8 @@ def test_optimizers_of_a_seed_start_alike_and_see_the_same_batches(tmp_path: Pat
         torch.equal(a, b)
         for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True)
     )
-    assert all(torch.equal(a, b) for x, y in zip(left, right, strict=True) for a, b in zip(x, y, strict=True))
+    for x, y in zip(left, right, strict=True):
+        assert all(map(torch.equal, x, y))
 
 
 def test_a_run_that_diverges_ends_and_says_when(tmp_path: Path) -> None:

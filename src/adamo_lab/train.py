@@ -296,50 +296,36 @@ def train(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Record:
     """Train one run to its end, or to the moment ``stop`` says so."""
+    task = make_task(config, torch.device(device), data_dir)
+    run = Run(config, task, folder)
+    saved = time.monotonic()
     with no_denormals():
-        return train_on(
-            torch.device(device), config, folder, data_dir, progress, stop, checkpoint_seconds
-        )
+        while not run.over:
+            started = time.monotonic()
+            for _ in run.train(task.batches(run.epoch)):
+                pass
+            row = run.collect()
+            now = time.monotonic()
+            run.seconds += now - started
+            if progress:
+                progress(config, run.epoch, row or {})
+            if stop() or now - saved > checkpoint_seconds:
+                run.checkpoint()
+                saved = now
+            if stop() and not run.over:
+                raise Stopped(config.id)
+    return run.finish()
 
 
 @contextlib.contextmanager
 def no_denormals() -> Iterator[None]:
-    """Numbers below 10⁻³⁸ count as 0: where gradients vanish they make a CPU several times slower."""
+    """Count numbers below 10⁻³⁸ as 0: where gradients vanish they slow a CPU down several times."""
     before = torch.tensor([1e-40]).mul(1.0).item() == 0.0
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
         torch.set_flush_denormal(before)
-
-
-def train_on(
-    device: torch.device,
-    config: RunConfig,
-    folder: Path,
-    data_dir: Path | None,
-    progress: Progress | None,
-    stop: Callable[[], bool],
-    checkpoint_seconds: float,
-) -> Record:
-    task = make_task(config, device, data_dir)
-    run = Run(config, task, folder)
-    saved = time.monotonic()
-    while not run.over:
-        started = time.monotonic()
-        for _ in run.train(task.batches(run.epoch)):
-            pass
-        row = run.collect()
-        now = time.monotonic()
-        run.seconds += now - started
-        if progress:
-            progress(config, run.epoch, row or {})
-        if stop() or now - saved > checkpoint_seconds:
-            run.checkpoint()
-            saved = now
-        if stop() and not run.over:
-            raise Stopped(config.id)
-    return run.finish()
 
 
 def make_task(config: RunConfig, device: torch.device, data_dir: Path | None) -> Task:
