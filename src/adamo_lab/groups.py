@@ -54,6 +54,7 @@ class Group:
     options: dict[str, Any]  # those that tell it from its neighbours
     lines: list[Line]
     study: Study | None = None
+    usual: bool = True  # with the options the study is defined with
     landscapes: list[Record] = field(default_factory=list)
 
     @property
@@ -124,6 +125,11 @@ def own_runs(name: str) -> list[RunConfig]:
     return STUDIES[name].runs(Request(seeds=(0,)))
 
 
+@cache
+def own_options(name: str) -> set[str]:
+    return {canonical(dict(run.options)) for run in own_runs(name)}
+
+
 def defaults(task: str) -> Mapping[str, Any]:
     return TASKS[task].defaults if task in TASKS else {}
 
@@ -190,6 +196,7 @@ def group(records: list[Record], study: Study | None, told_apart: set[tuple[str,
         options=options,
         lines=lines(records, study),
         study=study,
+        usual=study is None or canonical(dict(c.options)) in own_options(study.name),
     )
 
 

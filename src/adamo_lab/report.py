@@ -124,17 +124,17 @@ def study_section(study: Study, groups: list[Group], seen: set[str]) -> Section:
     parts = [part(g, seen) for g in groups]
     brief, absent = [], []
     for options in expected_options(study):
-        label = label_of(options)
-        mine = [p for p in parts if p.group.label == label]
+        mine = [p for p in parts if p.group.usual and options.items() <= p.group.options.items()]
         full = next((p for p in mine if p.group.full), None)
         if full:
             brief += full.judged
         else:
+            label = label_of(options)
             absent.append(label)
             why = ONLY_PARTIAL if mine else "no runs yet"
             brief += [Judged(claim, OPEN, why, why, label, study.name) for claim in study.claims]
-    expected = {label_of(options) for options in expected_options(study)}
-    brief += [j for p in parts if p.group.full and p.group.label not in expected for j in p.judged]
+    unusual = [p for p in parts if p.group.full and not p.group.usual]
+    brief += [judged for p in unusual for judged in p.judged]
     return Section(study.name, study.title, study.about, parts, brief, absent, study.example)
 
 

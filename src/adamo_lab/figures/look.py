@@ -36,6 +36,7 @@ RC: Any = {  # matplotlib.rcParams, whose stub has a type for its keys
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # else its place is worked out anew from all tick labels
     "axes.labelsize": 9,
     "grid.color": FAINT,
     "grid.linewidth": 0.5,

@@ -1,0 +1,107 @@
+"""The mathematics of a verdict, against numbers worked out by hand and by scipy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from adamo_lab.studies import Claim
+from adamo_lab.verdicts import FAILS, HOLDS, OPEN, Difference, Summary, judge, rank_p
+
+LARGER = Claim("a is larger.", "x", "a", ">", "b")
+SMALLER = Claim("a is smaller.", "x", "a", "<", "b")
+EQUAL = Claim("They are equal.", "x", "a", "=", "b", margin=1.0)
+
+
+def test_welch_by_hand() -> None:
+    """a: mean 5, variance 1; b: mean 2, variance 4; three each. se² = 5/3, df = 2·25/17."""
+    difference = Difference.of(Summary.of([4, 5, 6]), Summary.of([0, 2, 4]))
+    assert difference.mean == 3
+    assert difference.error == pytest.approx(math.sqrt(5 / 3))
+    assert difference.freedom == pytest.approx(50 / 17)
+
+
+def test_welch_is_scipys() -> None:
+    from scipy import stats
+
+    a, b = [0.741, 0.752, 0.748, 0.755], [0.739, 0.731, 0.744]
+    expected: Any = stats.ttest_ind(a, b, equal_var=False, alternative="greater")
+    verdict = judge(LARGER, a, b)
+    assert verdict.p == pytest.approx(expected.pvalue)
+    low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    assert verdict.interval == pytest.approx((low, high))
+    assert verdict.n == (4, 3)
+
+
+CASES = {  # claim, first, second, outcome, a word of the reason
+    "larger": (LARGER, [5, 6, 7], [1, 2, 3], HOLDS, "significant"),
+    "smaller": (SMALLER, [1, 2, 3], [5, 6, 7], HOLDS, "significant"),
+    "opposite": (LARGER, [1, 2, 3], [5, 6, 7], FAILS, "opposite direction significant"),
+    "no difference": (LARGER, [1, 2, 3], [1.1, 2, 2.5], FAILS, "no significant difference"),
+    "two runs": (LARGER, [5, 6], [1, 2, 3], OPEN, "at least 3 runs"),
+    "no runs": (LARGER, [], [], OPEN, "no runs"),
+    "one side": (LARGER, [1, 2, 3], [], OPEN, "one side"),
+    "identical": (LARGER, [1, 1, 1], [1, 1, 1], FAILS, "identical"),
+    "exact": (LARGER, [2, 2, 2], [1, 1, 1], HOLDS, "no variance"),
+    "exact, smaller": (SMALLER, [1, 1, 1], [2, 2, 2], HOLDS, "no variance"),
+    "exact, opposite": (LARGER, [1, 1, 1], [2, 2, 2], FAILS, "opposite direction"),
+    "equal": (EQUAL, [1.0, 1.1, 1.2], [1.0, 1.1, 1.3], HOLDS, "within the margin"),
+    "equal, identical": (EQUAL, [1, 1, 1], [1, 1, 1], HOLDS, "within the margin"),
+    "not equal": (EQUAL, [9, 9.1, 9.2], [1.0, 1.1, 1.3], FAILS, "outside the margin"),
+    "too noisy": (EQUAL, [0, 5, 9], [1, 4, 9], FAILS, "beyond the margin"),
+    "equal, missing": (EQUAL, [1, 2, None], [1, 2, 3], OPEN, "never got there"),
+}
+
+
+@pytest.mark.parametrize(("claim", "a", "b", "outcome", "reason"), CASES.values(), ids=CASES)
+def test_outcome(claim: Claim, a: list, b: list, outcome: str, reason: str) -> None:
+    verdict = judge(claim, a, b)
+    assert verdict.outcome == outcome
+    assert reason in verdict.reason
+
+
+def test_equal_values_have_no_variance() -> None:
+    """A mean by floating-point sums would leave a remainder, and a t-value out of nothing."""
+    verdict = judge(LARGER, [0.99] * 3, [0.99] * 7)
+    assert (verdict.difference, verdict.interval) == (0, (0, 0))
+
+
+def test_missing_counts_as_worst() -> None:
+    """Lower is better: runs that never got there are later than all others."""
+    reached, not_all = [100.0, 110, 120, 130], [900.0, None, None, None]
+    verdict = judge(SMALLER, reached, not_all, higher_is_better=False)
+    assert (verdict.outcome, verdict.test) == (HOLDS, "rank test")
+    assert verdict.p == pytest.approx(1 / 70)
+    assert verdict.missing == (0, 3)
+    assert judge(LARGER, reached, not_all, higher_is_better=False).outcome == FAILS
+    not_all[0] = 50.0
+    assert judge(LARGER, reached, not_all, higher_is_better=True).outcome == HOLDS
+
+
+def test_rank_test_with_too_few_runs_is_open() -> None:
+    """3 against 3 cannot give less than 1 in 20, however clear it looks."""
+    verdict = judge(SMALLER, [1, 2, 3], [None, None, None], higher_is_better=False)
+    assert verdict.outcome == OPEN
+    assert "0.05" in verdict.reason
+
+
+def test_rank_test_by_hand_and_by_scipy() -> None:
+    from scipy.stats import mannwhitneyu
+
+    assert rank_p([3, 4], [1, 2]) == pytest.approx(1 / 6)
+    assert rank_p([1, 1], [1, 1]) == 1
+    # ties: of the 10 pairs from (1, 2, 2, 3, 3), with ranks 1, 2.5, 2.5, 4.5, 4.5, the sum of
+    # (3, 3) is reached by one
+    assert rank_p([3, 3], [1, 2, 2]) == pytest.approx(1 / 10)
+    a, b = [3.0, 1.5, 4.2, 9.9, 2.0], [1.0, 2.5, 0.3, 0.7]
+    exact = mannwhitneyu(a, b, alternative="greater", method="exact").pvalue
+    assert rank_p(a, b) == pytest.approx(exact)
+
+
+def test_summary() -> None:
+    assert Summary.of([1, None, 3]) == Summary((1.0, 3.0), missing=1)
+    assert Summary.of([1, 3]).sd == pytest.approx(math.sqrt(2))
+    assert Summary.of([5]).sd is None
+    assert Summary.of([None]).mean is None
