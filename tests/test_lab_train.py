@@ -136,7 +136,7 @@ def test_dynamics_tell_norms_of_every_optimizer_and_more_of_adamo(tmp_path: Path
     plain = train(config(optimizer="adamw"), tmp_path / "adamw").dynamics[-1]["weights"]
     rich = train(config(optimizer="adamo"), tmp_path / "adamo").dynamics[-1]["weights"]
     assert plain.keys() == rich.keys() == {"0.weight", "2.weight", "4.weight"}
-    assert plain["0.weight"].keys() == {"norm"}
+    assert plain["0.weight"].keys() == {"index", "norm"}
     assert rich["0.weight"].keys() >= {"norm", "eta_radial", "tau", "angle", "guard"}
 
 

@@ -185,7 +185,8 @@ def best_of(summaries: Sequence[Summary], column: Column) -> set[int]:
     if not column.ranked or not means or len(summaries) < 2:
         return set()
     target = (max if column.metric.higher_is_better else min)(means.values())
-    found = {i for i, mean in means.items() if mean == target}
+    shown = number(target, column.metric)  # what reads alike is alike
+    found = {i for i, mean in means.items() if number(mean, column.metric) == shown}
     return found if len(found) < len(summaries) else set()
 
 

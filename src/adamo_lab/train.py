@@ -203,8 +203,9 @@ class Run:
         """Norms of all weights, and what AdamO says about its last step."""
         named = [(n, p) for n, p in self.model.named_parameters() if p.dim() > 1]
         norms = torch._foreach_norm([p.detach() for _, p in named])
-        seen: dict[str, dict[str, Any]] = {
-            name: {"norm": norm} for (name, _), norm in zip(named, norms, strict=True)
+        seen: dict[str, dict[str, Any]] = {  # the index keeps the order of the layers
+            name: {"index": i, "norm": norm}
+            for i, ((name, _), norm) in enumerate(zip(named, norms, strict=True))
         }
         if hasattr(self.optimizer, "diagnostics"):
             names = {id(p): name for name, p in named}
@@ -391,6 +392,8 @@ def rounded(value: Any) -> Any:
             k: sorted(name for name, flag in v.items() if flag) if k == "guard" else rounded(v)
             for k, v in value.items()
         }
+    if isinstance(value, int):
+        return value
     number = float(value)
     return float(f"{number:.5g}") if math.isfinite(number) else None
 

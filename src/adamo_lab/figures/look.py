@@ -14,6 +14,7 @@ import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ..groups import Group, slug
@@ -101,6 +102,8 @@ def finish(
         )
     engine = figure.get_layout_engine()
     if engine is not None:  # the layout is worked out once, not once a format
+        if isinstance(engine, ConstrainedLayoutEngine) and group.banners:
+            engine.set(h_pad=0.09)  # inches: room for the banner's box
         engine.execute(figure)
         figure.set_layout_engine(None)
     svg, png = io.BytesIO(), io.BytesIO()
