@@ -160,7 +160,8 @@ def compare(
     }
     if clock.cuda:
         busy, base_busy = clock.device_seconds(optimizer.step), clock.device_seconds(reference.step)
-        assert busy and base_busy
+        assert busy is not None
+        assert base_busy is not None
         result |= {"device_seconds": busy, "device_ratio": busy / base_busy}
         result["reference_device_seconds"] = base_busy
         torch.cuda.reset_peak_memory_stats()
