@@ -20,7 +20,7 @@ from adamo_lab.errors import LabError
 from adamo_lab.optimizers import settings
 from adamo_lab.progress import Bars, Lines
 from adamo_lab.records import FAILED, FINISHED, RUN, RunConfig, load, load_all
-from adamo_lab.train import CHECKPOINT
+from adamo_lab.train import CHECKPOINT, Stopped, train
 
 NO_GPU = not torch.cuda.is_available()
 
@@ -95,6 +95,16 @@ def test_a_record_anywhere_below_the_root_counts(tmp_path: Path) -> None:
     outcomes = run_all(configs(), Setup(tmp_path / "second", root=tmp_path), "serial")
     assert {o.status for o in outcomes} == {KNOWN}
     assert not (tmp_path / "second").exists()
+
+
+def test_a_run_that_another_study_began_goes_on_there(tmp_path: Path) -> None:
+    (config, _) = configs()
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "first" / config.id, stop=lambda: True)
+    (outcome,) = run_all([config], Setup(tmp_path / "second", root=tmp_path), "serial")
+    assert outcome.status == FINISHED
+    assert (tmp_path / "first" / config.id / RUN).exists()
+    assert not (tmp_path / "second" / config.id).exists()
 
 
 def test_a_damaged_record_stops_everything_before_it_begins(tmp_path: Path) -> None:

@@ -39,7 +39,11 @@ class Setup:
     ray_address: str | None = None
 
     def folder(self, config: RunConfig) -> Path:
-        return self.out / config.id
+        """Where a run lives: where another study has begun it, else in this one's folder."""
+        here = self.out / config.id
+        if self.root is None or here.exists():
+            return here
+        return next(self.root.glob(f"*/{config.id}"), here)
 
 
 @dataclass(frozen=True)
