@@ -19,7 +19,7 @@ from adamo_lab.figures.look import power
 from adamo_lab.grids import grids
 from adamo_lab.groups import Group, by_study, expected_options, lightened
 from adamo_lab.records import FAILED, Record, RunConfig
-from adamo_lab.report import study_section, without_paths, write_report
+from adamo_lab.report import Cover, study_section, without_paths, write_report
 from adamo_lab.studies import STUDIES
 from adamo_lab.tasks import TASKS
 from adamo_lab.verdicts import HOLDS
@@ -288,6 +288,19 @@ def test_page_stands_alone(html: str) -> None:
 )
 def test_page_says(html: str, text: str) -> None:
     assert text in html
+
+
+def test_a_page_can_tell_its_own_story(tmp_path: Path) -> None:
+    for optimizer in ("adamw", "adamo"):
+        made.put(tmp_path / "r", made.record(RunConfig("digits", optimizer, 0, 9, {"lr": 1e-3})))
+    cover = Cover(
+        "A title", "A <lead>.", False, {"digits": ("Digits", "Look."), "toy2d": ("T", "")}
+    )
+    text = write_report(tmp_path / "r", tmp_path / "out", cover).read_text()
+    assert "<h1>A title</h1>" in text
+    assert "A &lt;lead&gt;." in text
+    assert re.findall(r"<h2[^>]*>([^<]*)", text) == ["Digits", "How it was measured"]
+    assert "not yet measured" not in text
 
 
 def test_only_shortened_runs_measure_nothing(tmp_path: Path) -> None:

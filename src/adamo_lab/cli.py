@@ -231,12 +231,12 @@ def demo(
 
     Example: adamo-lab demo --quick
     """
-    from .demo import demo_runs
+    from .demo import COVER, demo_runs
     from .report import write_report
 
     setup = make_setup(out, "records", None, "cpu", workers, None)
     outcomes = train(demo_runs(quick), setup, "processes", False)
-    page = write_report(setup.out, out / "report")
+    page = write_report(setup.out, out / "report", COVER)
     print(f"\nThe report: {page}")
     leave(outcomes)
 

@@ -1,17 +1,47 @@
-"""The demo's runs: three small tasks, AdamW and AdamO on each."""
+"""The demo: three small tasks, AdamW and AdamO on each, and a page that says what to look at."""
 
 from __future__ import annotations
 
 from .records import RunConfig
+from .report import Cover
 from .studies import Request
 from .studies.base import run
 
 DEMO = (  # task, optimizers, epochs, seeds
     ("toy2d", ("adam", "adamw", "adamo_no_decay", "adamo"), 500, (0,)),
     ("digits", ("adamw", "adamo"), 15, (0, 1)),
-    ("grokking", ("adamw", "adamo"), 2500, (0,)),
+    ("grokking", ("adamw", "adamo"), 4000, (0,)),
 )
-QUICK = 0.04
+QUICK = 0.02
+
+COVER = Cover(
+    title="AdamW and AdamO, side by side",
+    lead="Three small tasks in three minutes; for each seed all optimizers start from the same "
+    "weights and see the same batches. One or two runs each: enough to see how they "
+    "differ, not enough to say which is better.",
+    whole=False,
+    stories={
+        "grokking": (
+            "Modular addition: when does understanding set in?",
+            "The network learns (a + b) mod 97 from 30 % of all pairs. It soon knows those by "
+            "heart (train loss), while the other pairs stay a mystery for a long time (test "
+            "accuracy), until decay has made the weights small enough for a rule to be cheaper "
+            "than a memory. Watch the norm of the weights: AdamO moves it by its own SGD.",
+        ),
+        "digits": (
+            "Handwritten digits: a network with BatchNorm",
+            "BatchNorm makes the length of most weights meaningless; AdamO has found out which "
+            "and takes no radial step on them. Layer by layer, the figures show the norm, the "
+            "radial step size and by what angle a weight turns in one step.",
+        ),
+        "toy2d": (
+            "Two spirals: decision boundaries",
+            "Four optimizers draw the line between two noisy spirals, with and without decay. "
+            "Each picture gives the norm of the weights; the paper says that AdamO's are smaller "
+            "and its boundaries smoother.",
+        ),
+    },
+)
 
 
 def demo_runs(quick: bool = False) -> list[RunConfig]:

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -87,8 +87,30 @@ class Section:
     command: str = ""
 
 
-def write_report(results: Path, out: Path) -> Path:
+@dataclass(frozen=True)
+class Cover:
+    """What a page is about."""
+
+    title: str = "AdamO, measured"
+    lead: str = (
+        "This page sets our runs beside the numbers the paper printed, and says of each "
+        "claim whether it holds."
+    )
+    whole: bool = True  # also what has no runs yet, and all claims in an overview
+    stories: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Runs outside of studies, by task: a title, and what to look for."""
+
+
+OWN_COVER = Cover(
+    title="AdamO on your model",
+    lead="The same start, the same batches and the same budget for every optimizer.",
+    whole=False,
+)
+
+
+def write_report(results: Path, out: Path, cover: Cover | None = None) -> Path:
     """Make ``out/index.html`` from every record below ``results``."""
+    cover = cover or Cover()
     if not results.is_dir():
         raise LabError(f"there is no folder {results}; run a study first: adamo-lab study fig1")
     found, problems = load_all(results)
@@ -106,13 +128,19 @@ def write_report(results: Path, out: Path) -> Path:
     if yours:
         about = "A model of your own, trained with the optimizers side by side."
         sections.insert(0, Section(YOURS, "Your model", about, [part(g, seen) for g in yours]))
+    for task, (title, about) in cover.stories.items():
+        told = [part(g, seen) for g in rest if g.task == task]
+        sections.append(Section(f"story-{task}", title, about, told))
+    rest = [g for g in rest if g.task not in cover.stories]
     if rest:
         about = "Runs and sweeps that belong to no study."
         sections.append(Section("other", "Other runs", about, [part(g, seen) for g in rest]))
+    if not cover.whole:
+        sections = [section for section in sections if section.parts]
     for made in (p for section in sections for p in section.parts):
         write_part(made, out)
     problems = [said.replace(str(results), "").lstrip("/") for said in problems]
-    page = render(sections, records, problems)
+    page = render(cover, sections, records, problems)
     write_atomically(out / "index.html", page.encode())
     return out / "index.html"
 
@@ -191,7 +219,9 @@ def write_part(made: Part, out: Path) -> None:
 # --- the page
 
 
-def render(sections: list[Section], records: list[Record], problems: list[str]) -> str:
+def render(
+    cover: Cover, sections: list[Section], records: list[Record], problems: list[str]
+) -> str:
     environment = Environment(
         loader=PackageLoader("adamo_lab", "templates"),
         autoescape=True,
@@ -204,6 +234,7 @@ def render(sections: list[Section], records: list[Record], problems: list[str]) 
     finished = [r for r in records if r.status != FAILED]
     css, script = asset("report.css"), asset("report.js")
     return environment.get_template("report.html.j2").render(
+        cover=cover,
         sections=sections,
         brief=brief,
         counts=Counter(judged.outcome for _, judged in brief),

@@ -134,12 +134,12 @@ def compare(
 def report_writer() -> Callable[[Path, Path], Path]:
     """What is missing for a report should be known before hours of training."""
     try:
-        from .report import write_report
+        from .report import OWN_COVER, write_report
     except ImportError as error:
         raise LabError(
             f"the report needs {error.name}: pip install 'adamo-optim[lab]', or say report=False"
         ) from error
-    return write_report
+    return lambda results, out: write_report(results, out, OWN_COVER)
 
 
 # --- what can be checked before anything is trained
