@@ -251,3 +251,23 @@ def test_side_by_side_on_a_gpu(tmp_path: Path) -> None:
         a, b = load(together.folder(config)), load(alone.folder(config))
         assert a.result["train_loss"] == pytest.approx(b.result["train_loss"], rel=0.05)
         assert a.result["test_accuracy"] == pytest.approx(b.result["test_accuracy"], abs=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU, reason="needs a CUDA device")
+def test_a_gpu_wave_stops_with_checkpoints_when_asked(tmp_path: Path) -> None:
+    """What a cluster does before it takes a machine away: SIGTERM to all processes of the job."""
+    code = (
+        "from pathlib import Path\n"
+        "from adamo_lab.engines import Setup, run_all\n"
+        "from adamo_lab.optimizers import settings\n"
+        "from adamo_lab.records import RunConfig\n"
+        "hyper = settings('digits', 'adamo')\n"
+        "config = RunConfig('digits', 'adamo', 0, 100000, hyper, {})\n"
+        f"setup = Setup(Path({str(tmp_path)!r}), device='cuda')\n"
+        "print(run_all([config], setup, 'cuda')[0].status)\n"
+    )
+    command = ["timeout", "-s", "TERM", "60", sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == STOPPED, result.stderr
+    assert list(tmp_path.rglob(CHECKPOINT))
