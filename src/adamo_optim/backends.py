@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
+from . import geometry
+
 
 def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
     """The fastest backend that can honour the group's options, and a note for ``explain()``.
@@ -19,7 +21,13 @@ def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
     if group["rounding"] == "stochastic" and p.dtype == torch.float16:
         raise ValueError(f"rounding='stochastic' is for bfloat16 parameters, {name} is float16")
     if group["differentiable"]:
+        if geometry.is_sharded(p):
+            raise RuntimeError(
+                f"differentiable=True cannot be honoured for {name}, which is a DTensor: the sums "
+                "over the ranks carry no gradient. Use ordinary tensors for meta-learning."
+            )
         return "differentiable", ""
+    p = geometry.local(p)
     fused, foreach, note = group["fused"], group["foreach"], ""
     if fused or (fused is None and foreach is None):
         note = why_not_fused(p, group)
@@ -43,9 +51,9 @@ def why_not_fused(p: Tensor, group: dict[str, Any]) -> str:
     return f"no fused kernel for {p.device.type}"
 
 
-def fused_step(device: torch.device) -> Any:
-    """The step of the device's fused backend."""
-    return _module("cuda" if device.type == "cuda" else "native").step
+def fused_backend(device: torch.device) -> Any:
+    """The module with the device's fused backend."""
+    return _module("cuda" if device.type == "cuda" else "native")
 
 
 def _module(name: str) -> Any:

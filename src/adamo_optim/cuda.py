@@ -246,8 +246,7 @@ def _aligned(pointers: list[list[int]]) -> bool:
 def step(work: Work, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
     """One step of a bucket."""
     bucket = work.bucket
-    grads = [p.grad for p in bucket.params]
-    plan = bucket.plan
+    grads, plan = work.grads, bucket.plan
     if plan is None or not plan.fits(grads):
         plan = bucket.plan = Plan(bucket, grads)
     grads = plan.in_layout(grads)

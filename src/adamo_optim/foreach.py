@@ -16,8 +16,8 @@ from .loop import inner_products, reduce, remember
 __all__ = ["apply", "moments", "reduce"]
 
 
-def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
-    """Pass 2: m and v; returns u and, one row per block, ⟨u,w⟩ and ‖u‖²."""
+def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
+    """Pass 2: m and v; returns u, and ⟨u,w⟩ and ‖u‖² of every block."""
     remember(blocks, first)
     pick, m, v = blocks.pick, blocks.m, blocks.v
     w = [x.to(y.dtype) for x, y in zip(blocks.w, m, strict=True)]
@@ -45,7 +45,7 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
     torch._foreach_div_(updates, denominators)
 
     rows = [inner_products(u, x, blocks.scalar) for u, x in zip(updates, w, strict=True)]
-    return updates, torch.stack(rows)
+    return updates, rows
 
 
 def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:

@@ -81,7 +81,7 @@ def step(work: Work, grad_scale: Tensor | None = None, found_inf: Tensor | None 
     """
     if found_inf is not None and found_inf.item():
         return
-    bucket, blocks, _ = work
+    bucket, blocks, *_ = work
     if any(map(Tensor.is_neg, blocks.g)):  # a lazy minus sign, which memory does not show
         blocks.g = [g.resolve_neg() for g in blocks.g]
         blocks.sampled = [None if g is None else g.resolve_neg() for g in blocks.sampled]
@@ -104,7 +104,7 @@ def call(work: Work, grad_scale: Tensor | None) -> list[int]:
     """Run the kernel; or nothing, if it names blocks whose tensors differ in layout."""
     module = kernel()
     assert isinstance(module, ModuleType), module
-    bucket, blocks, options = work
+    bucket, blocks, options, _ = work
     if bucket.plan is None:  # one row per block, with room for the flags
         width = len(NUMBERS) + -(-len(FLAGS) // 8)
         bucket.plan = torch.zeros(len(bucket.params), width, dtype=torch.float64)
@@ -135,7 +135,7 @@ def lay_out_alike(work: Work, i: int) -> None:
     The state for good: it was loaded, or the parameter's layout changed. The gradient for this
     step only.
     """
-    bucket, blocks, _ = work
+    bucket, blocks, *_ = work
     p, state = bucket.params[blocks.slots[i]], bucket.states[blocks.slots[i]]
     for key, column in (("exp_avg", blocks.m), ("exp_avg_sq", blocks.v)):
         if state[key].stride() != p.stride():

@@ -1,0 +1,73 @@
+"""Checks that run in several processes: a launch runs many, and every one is its own test.
+
+A check is a function ``check(world)`` that all ranks call in the same order. It is registered for
+the numbers of ranks it is for; ``outcomes`` launches the processes once and tells what became of
+each check.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+TIMEOUT = datetime.timedelta(seconds=60)  # ranks that wait for one that failed give up after it
+CHECKS: dict[int, list[Callable[[Path], None]]] = {1: [], 2: [], 4: []}
+
+
+def check(*worlds: int) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]:
+    """Register a check for these numbers of ranks; it gets a folder all launches share."""
+
+    def register(function: Callable[[Path], None]) -> Callable[[Path], None]:
+        for world in worlds:
+            CHECKS[world].append(function)
+        return function
+
+    return register
+
+
+def outcomes(module: str, world: int, folder: Path) -> dict[str, str]:
+    """Run the module's checks on ``world`` ranks: "" for a passed one, else what went wrong."""
+    torch.multiprocessing.spawn(_rank, (module, world, str(folder)), nprocs=world)
+    found: dict[str, str] = {}
+    for rank in range(world):
+        for name, error in torch.load(folder / f"outcome-{world}-{rank}.pt").items():
+            found[name] = found.get(name, "") + (f"rank {rank}: {error}" if error else "")
+    return found
+
+
+def _rank(rank: int, module: str, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ["TRITON_INTERPRET"] = "1"
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous-{world}",
+        rank=rank,
+        world_size=world,
+        timeout=TIMEOUT,
+    )
+    __import__(module)  # registers the checks in this process
+    found: dict[str, str] = {}
+    try:
+        for function in CHECKS[world]:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    warnings.filterwarnings("ignore", "weight_decay=.*of every weight")
+                    warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+                    function(Path(folder))
+                found[function.__name__] = ""
+            except Exception:
+                found[function.__name__] = traceback.format_exc()
+                break  # the ranks are no longer in step
+    finally:
+        torch.save(found, Path(folder) / f"outcome-{world}-{rank}.pt")
+        if not any(found.values()):
+            dist.destroy_process_group()
