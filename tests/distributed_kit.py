@@ -7,8 +7,10 @@ each check.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -35,7 +37,13 @@ def check(*worlds: int) -> Callable[[Callable[[Path], None]], Callable[[Path], N
 
 def outcomes(module: str, world: int, folder: Path) -> dict[str, str]:
     """Run the module's checks on ``world`` ranks: "" for a passed one, else what went wrong."""
-    torch.multiprocessing.spawn(_rank, (module, world, str(folder)), nprocs=world)
+    context = torch.multiprocessing.spawn(
+        _rank, (module, world, str(folder)), nprocs=world, join=False
+    )
+    assert context is not None
+    with contextlib.suppress(torch.multiprocessing.ProcessRaisedException):  # told below
+        while not context.join():
+            pass
     found: dict[str, str] = {}
     for rank in range(world):
         for name, error in torch.load(folder / f"outcome-{world}-{rank}.pt").items():
@@ -55,19 +63,24 @@ def _rank(rank: int, module: str, world: int, folder: str) -> None:
     )
     __import__(module)  # registers the checks in this process
     found: dict[str, str] = {}
-    try:
-        for function in CHECKS[world]:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error")
-                    warnings.filterwarnings("ignore", "weight_decay=.*of every weight")
-                    warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
-                    function(Path(folder))
-                found[function.__name__] = ""
-            except Exception:
-                found[function.__name__] = traceback.format_exc()
-                break  # the ranks are no longer in step
-    finally:
+    for function in CHECKS[world]:
+        found[function.__name__] = _run(function, Path(folder), announce=rank == 0)
         torch.save(found, Path(folder) / f"outcome-{world}-{rank}.pt")
-        if not any(found.values()):
-            dist.destroy_process_group()
+        if found[function.__name__]:  # the ranks are no longer in step: this ends them all
+            raise RuntimeError(f"{function.__name__} failed")
+    dist.destroy_process_group()
+
+
+def _run(function: Callable[[Path], None], folder: Path, announce: bool) -> str:
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "weight_decay=.*of every weight")
+            warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+            function(folder)
+    except Exception:
+        return traceback.format_exc()
+    if announce:  # shown by pytest for a failed test, or with -s
+        print(f"{function.__name__}: {time.perf_counter() - start:.1f} s", flush=True)
+    return ""

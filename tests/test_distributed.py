@@ -16,10 +16,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
 
-from adamo_optim import AdamO
+from adamo_optim import AdamO, param_groups, rebind
 from distributed_kit import CHECKS, check, outcomes
 from oracle import CONDITIONED, Case
 
@@ -73,7 +86,7 @@ def optimizers(
     plain = [nn.Parameter(x) for x in weights(dtype)]
     sharded = [nn.Parameter(spread(x, mesh, placements)) for x in weights(dtype)]
     return (
-        AdamO([{"params": plain, "rule": case.rule}], **case.options, foreach=False),
+        AdamO([{"params": plain, "rule": case.rule}], **case.options),
         AdamO([{"params": sharded, "rule": case.rule}], **case.options, **backend),
     )
 
@@ -86,10 +99,14 @@ def set_gradients(optimizer: AdamO, grads: Sequence[Tensor | None]) -> None:
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:
-    """‖actual − expected‖/‖expected‖ in float64."""
-    actual, expected = whole(actual).double(), whole(expected).double()
-    size = float(expected.norm())
-    return float((actual - expected).norm()) / (size if size > 0 else 1.0)
+    """‖actual − expected‖/‖expected‖ in float64, over what this rank holds of it."""
+    size = float(expected.detach().double().norm())
+    if isinstance(actual, DTensor):
+        mesh, placements = actual.device_mesh, actual.placements
+        expected = distribute_tensor(expected.detach(), mesh, placements, src_data_rank=None)
+        actual, expected = (x._local_tensor for x in (actual, expected))
+    error = float((actual.detach().double() - expected.detach().double()).norm())
+    return error / (size if size > 0 else 1.0)
 
 
 def compare(expected: AdamO, actual: AdamO, tolerance: float, what: str) -> None:
@@ -140,20 +157,53 @@ DEFAULTS = BY_NAME["defaults"]
 # ---- the trajectory ------------------------------------------------------------------------------
 
 
-@check(2, 4)
-def every_option_on_one_dimension(_: Path) -> None:
+@check(2)
+def every_option(_: Path) -> None:
     mesh = mesh_1d()
     for case in CONDITIONED:
         for placement in (Shard(0), Shard(1), Replicate()):
-            agree(case, torch.float64, mesh, [placement], 5)
+            agree(case, torch.float64, mesh, [placement], 6)
+
+
+@check(4)
+def options_that_change_a_sum(_: Path) -> None:
+    mesh = mesh_1d()
+    for name in ("defaults", "paper", "sampled_number", "angular", "cosine_test", "maximize"):
+        for placement in (Shard(0), Shard(1)):
+            agree(BY_NAME[name], torch.float64, mesh, [placement], 6)
 
 
 @check(2, 4)
 def fifty_steps(_: Path) -> None:
     mesh = mesh_1d()
-    for backend in ({"foreach": False}, {"foreach": True}, {}):
+    torch_calls = [{"foreach": False}, {"foreach": True}] if dist.get_world_size() == 2 else []
+    for backend in ({}, *torch_calls):
         for dtype in (torch.float64, torch.float32):
             agree(DEFAULTS, dtype, mesh, [Shard(0)], 50, **backend)
+
+
+@check(2)
+def the_kernels_of_the_gpu(_: Path) -> None:
+    """In Triton's interpreter."""
+    from adamo_optim import cuda, sharded
+
+    native, sharded.fused_backend = sharded.fused_backend, lambda device: cuda
+    for name in ("defaults", "sampled_number"):
+        for placement in (Shard(0), Shard(1)):
+            agree(BY_NAME[name], torch.float32, mesh_1d(), [placement], 3)
+    sharded.fused_backend = native
+
+
+@check(2, 4)
+def stochastic_rounding_is_that_of_the_whole(_: Path) -> None:
+    for placement in (Shard(0), Shard(1)):
+        for backend in ({"foreach": False}, {}):
+            case = BY_NAME["stochastic_rounding"]
+            _, actual = agree(case, torch.bfloat16, mesh_1d(), [placement], 4, **backend)
+            p = actual.param_groups[0]["params"][0]
+            if p._local_tensor.numel():
+                found = "scatters" in actual.explain()[0].note
+                assert found == (placement == Shard(1) and not backend)
 
 
 @check(4)
@@ -169,6 +219,302 @@ def meshes_of_two_dimensions(_: Path) -> None:
             [Replicate(), Replicate()],
         ):
             agree(BY_NAME[name], torch.float64, mesh, placements, 10)
+
+
+@check(4)
+def a_part_of_the_world_and_two_meshes(_: Path) -> None:
+    """Half of the ranks have a mesh of two dimensions to themselves; another mesh has all."""
+    rank = dist.get_rank()
+    parts = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("part", "a", "b"))
+    mesh = parts["a", "b"]
+    case = BY_NAME["defaults"]
+    agree(case, torch.float64, mesh, [Shard(0), Shard(1)], 4)
+
+    expected = [nn.Parameter(x) for x in weights(torch.float64)[:3]]
+    plain = nn.Parameter(weights(torch.float64)[0])  # and an ordinary parameter beside them
+    actual = [
+        nn.Parameter(spread(weights(torch.float64)[0], mesh, [Shard(0), Replicate()])),
+        nn.Parameter(spread(weights(torch.float64)[1], mesh_1d(), [Shard(1)])),
+        nn.Parameter(weights(torch.float64)[2]),
+    ]
+    del plain
+    pair = AdamO(expected), AdamO(actual)
+    for step in range(4):
+        for optimizer in pair:
+            set_gradients(optimizer, gradients(torch.float64, step)[:3])
+            optimizer.step()
+    compare(*pair, 1e-10, f"two meshes on rank {rank}")
+
+
+# ---- what all ranks must agree on ----------------------------------------------------------------
+
+
+@check(2, 4)
+def what_is_not_finite_on_one_rank(_: Path) -> None:
+    for bad in (torch.nan, torch.inf):
+        for placement in (Shard(0), Replicate()):
+            expected, actual = optimizers(DEFAULTS, torch.float64, mesh_1d(), [placement])
+            for step in range(3):
+                grads = gradients(torch.float64, step)
+                if step == 1:
+                    grads[0][-1, -1] = bad  # Shard(0): the last rank's
+                for optimizer in (expected, actual):
+                    set_gradients(optimizer, grads)
+                p = actual.param_groups[0]["params"][0]
+                if step == 1 and placement == Replicate() and dist.get_rank() != 1:
+                    p.grad._local_tensor.nan_to_num_(0.0, 0.0, 0.0)  # only rank 1 sees it
+                expected.step()
+                actual.step()
+                if step == 1:
+                    rows = [o.diagnostics(synchronize=True) for o in (expected, actual)]
+                    flags = [row["group0.param0"]["guard_nonfinite"] for row in rows]
+                    assert flags == [1.0, 1.0], flags
+            compare(expected, actual, 1e-10, f"{bad} {placement}")
+
+
+@check(2)
+def a_gradient_that_one_rank_has_not(_: Path) -> None:
+    """Zeros stand in for it: the others' shards must not move by a law of their own."""
+    expected, actual = optimizers(DEFAULTS, torch.float64, mesh_1d(), [Shard(0)])
+    for step in range(4):
+        grads = gradients(torch.float64, step)
+        grads[0][4:] = 0
+        for optimizer in (expected, actual):
+            set_gradients(optimizer, grads)
+        if dist.get_rank() == 1:
+            actual.param_groups[0]["params"][0].grad = None
+        expected.step()
+        actual.step()
+    compare(expected, actual, 1e-10, "one rank without a gradient")
+    before = [p.detach().clone() for p in actual.param_groups[0]["params"]]
+    actual.zero_grad()
+    actual.step()  # no gradient at all: nothing happens
+    assert all(
+        torch.equal(p._local_tensor, q._local_tensor)
+        for p, q in zip(actual.param_groups[0]["params"], before, strict=True)
+    )
+
+
+@check(2, 4)
+def two_collectives_a_step(_: Path) -> None:
+    """All parameters of a mesh together, whatever their backends, dtypes and gradients."""
+    world = dist.get_world_size()
+    meshes = [mesh_1d()] + ([init_device_mesh("cpu", (2, 2))] if world == 4 else [])
+    params = [
+        nn.Parameter(spread(x.to(dtype), mesh, [Shard(0)] * mesh.ndim))
+        for mesh in meshes
+        for dtype in (torch.float32, torch.float64, torch.bfloat16)
+        for x in weights(torch.float64)
+    ]
+    groups = [{"params": params[::2], "foreach": False}, {"params": params[1::2]}]
+    optimizer = AdamO(groups)
+    for p in params[3:]:
+        p.grad = torch.ones_like(p)
+    for _step in range(2):
+        with CommDebugMode() as counter:
+            optimizer.step()
+        assert counter.get_total_counts() == 2 * len(meshes), counter.get_comm_counts()
+    with CommDebugMode() as counter:
+        optimizer.explain()
+        optimizer.diagnostics(synchronize=True)
+    assert counter.get_total_counts() == 0
+
+
+@check(2)
+def gradients_that_are_still_sums(_: Path) -> None:
+    """Partial: what tensor parallelism leaves on replicated parameters. Added up, once."""
+    mesh = mesh_1d()
+    expected, actual = optimizers(DEFAULTS, torch.float64, mesh, [Replicate()])
+    for step in range(4):
+        grads = gradients(torch.float64, step)
+        set_gradients(expected, grads)
+        for p, g in zip(actual.param_groups[0]["params"], grads, strict=True):
+            share = 0.25 if dist.get_rank() == 0 else 0.75
+            p.grad = None if g is None else DTensor.from_local(share * g, mesh, [Partial()])
+        expected.step()
+        actual.step()
+    compare(expected, actual, 1e-10, "Partial")
+
+
+@check(2)
+def what_is_refused(_: Path) -> None:
+    mesh = mesh_1d()
+    partial = DTensor.from_local(torch.ones(3, 3), mesh, [Partial()])
+    with pytest.raises(RuntimeError, match="one term of a sum"):
+        AdamO([nn.Parameter(partial)])
+    p = nn.Parameter(spread(torch.ones(4, 4), mesh, [Shard(0)]))
+    with pytest.raises(RuntimeError, match=r"differentiable=True.*DTensor"):
+        AdamO([p], differentiable=True)
+    optimizer = AdamO([p])
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("other",))
+    p.grad = spread(torch.ones(4, 4), mesh, [Shard(0)])
+    p.grad = DTensor.from_local(p.grad._local_tensor, other, [Shard(0)])
+    with pytest.raises(RuntimeError, match="on the mesh of the parameter"):
+        optimizer.step()
+
+
+# ---- FSDP2 ---------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """A convolution before BatchNorm (scale-invariant), a zero head, odd sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 5, 3, bias=False)
+        self.norm = nn.BatchNorm1d(5)
+        self.hidden = nn.Linear(30, 7)
+        self.head = nn.Linear(7, 3)
+        with torch.no_grad():
+            self.head.weight.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return self.head(torch.tanh(self.hidden(x)))
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(8, 3, 8, generator=torch.Generator().manual_seed(step))
+
+
+def net(dtype: torch.dtype = torch.float64) -> Net:
+    torch.manual_seed(1)
+    model = Net().to(dtype)
+    model.norm.eval()  # statistics of a part of a batch would differ
+    return model
+
+
+def train(model: nn.Module, optimizer: Any, steps: range, micro: int = 1, clip: float = 0.0) -> None:
+    """All ranks see the same batch, so that the mean of their gradients is that of one process."""
+    dtype = next(iter(model.parameters())).dtype
+    for step in steps:
+        optimizer.zero_grad()
+        for k in range(micro):
+            loss = (model(batch(10 * step + k).to(dtype)) - 1).square().mean() / micro
+            loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def shard(model: Net, **options: Any) -> Net:
+    for layer in (model.conv, model.hidden):
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def options_by_name(model: nn.Module) -> list[dict[str, Any]]:
+    groups = param_groups(model, batch(0), overrides={"hidden.*": {"weight_decay": 5e-3}})
+    assert {group["rule"] for group in groups} == {"general", "low_dim", "scale_invariant"}
+    return groups
+
+
+@check(2, 4)
+def fully_sharded_training(_: Path) -> None:
+    for options, micro, clip in (({}, 1, 0.0), ({"previous_gradient": "sampled"}, 3, 0.05)):
+        plain = net()
+        expected = AdamO(options_by_name(plain), lr=1e-2, **options)
+        model = net()
+        groups = options_by_name(model)
+        shard(model)
+        actual = AdamO(rebind(groups, model), lr=1e-2, **options)
+        train(plain, expected, range(20), micro, clip)
+        train(model, actual, range(20), micro, clip)
+        compare(expected, actual, 1e-9, f"FSDP2 {options}")
+        rows = [
+            (r.name, r.shape, r.rule, r.reason) for o in (expected, actual) for r in o.explain()
+        ]
+        assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
+        old, new = (o.diagnostics(synchronize=True) for o in (expected, actual))
+        assert old.keys() == new.keys()
+        for name, row in old.items():
+            assert new[name] == pytest.approx(row, rel=1e-7, abs=1e-9, nan_ok=True), name
+
+
+@check(4)
+def hybrid_and_tensor_parallel(_: Path) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for hybrid in (True, False):
+        plain, model = net(), net()
+        expected = AdamO(options_by_name(plain), lr=1e-2, previous_gradient="sampled")
+        groups = options_by_name(model)
+        if hybrid:
+            shard(model, mesh=mesh)
+        else:  # 8 features, so that both meshes can share them out evenly
+            plan = {"hidden": ColwiseParallel(), "head": RowwiseParallel()}
+            parallelize_module(model, mesh["tp"], plan)
+            shard(model, mesh=mesh["dp"])
+        actual = AdamO(rebind(groups, model), lr=1e-2, previous_gradient="sampled")
+        train(plain, expected, range(10))
+        train(model, actual, range(10))
+        compare(expected, actual, 1e-9, f"hybrid {hybrid}")
+
+
+@check(2)
+def policies_and_meta_device(_: Path) -> None:
+    plain = net(torch.float32)
+    expected = AdamO(plain.named_parameters(), lr=1e-2)
+    train(plain, expected, range(10))
+
+    model = shard(net(torch.float32), offload_policy=CPUOffloadPolicy(pin_memory=False))
+    optimizer = AdamO(model.named_parameters(), lr=1e-2)
+    train(model, optimizer, range(10))
+    compare(expected, optimizer, 1e-4, "CPU offload")
+
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = shard(net(torch.float32), mp_policy=mixed)
+    optimizer = AdamO(model.named_parameters(), lr=1e-2)
+    train(model, optimizer, range(10))
+    for p in model.parameters():
+        assert p.dtype == optimizer.state[p]["exp_avg"].dtype == torch.float32
+    assert distance(model.hidden.weight, plain.hidden.weight) < 0.05
+
+    with torch.device("meta"):
+        model = Net()
+    shard(model)
+    early = AdamO(model.named_parameters(), lr=1e-2)  # before there are any values
+    model.to_empty(device="cpu")
+    model.norm.reset_running_stats()
+    model.norm.eval()
+    source = dict(net(torch.float32).named_parameters())
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(distribute_tensor(source[name].detach(), p.device_mesh, p.placements))
+    late = AdamO(model.named_parameters(), lr=1e-2)
+    same = all(a is b for a, b in zip(*(o.param_groups[0]["params"] for o in (early, late))))
+    optimizer = early if same else late
+    train(model, optimizer, range(10))
+    compare(expected, optimizer, 1e-4, "meta device")
+
+
+@check(2)
+def other_wrappers(_: Path) -> None:
+    """DistributedDataParallel, ZeroRedundancyOptimizer; FSDP1 is refused."""
+    plain = net()
+    expected = AdamO(plain.parameters(), lr=1e-2)
+    train(plain, expected, range(10))
+    for zero in (False, True):
+        model = net()
+        wrapped = DistributedDataParallel(model)
+        if zero:
+            optimizer = ZeroRedundancyOptimizer(
+                model.parameters(), optimizer_class=AdamO, lr=1e-2
+            )
+        else:
+            optimizer = AdamO(wrapped.parameters(), lr=1e-2)
+        train(wrapped, optimizer, range(10))
+        for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+            assert distance(q, p) < 1e-10
+        if zero:
+            optimizer.consolidate_state_dict(to=0)
+            if dist.get_rank() == 0:
+                optimizer.load_state_dict(optimizer.state_dict())
+    for original in (False, True):
+        flat = FullyShardedDataParallel(
+            net(), device_id=torch.device("cpu"), use_orig_params=original
+        )
+        with pytest.raises(RuntimeError, match=r"FSDP1.*fully_shard"):
+            AdamO(flat.parameters())
 
 
 # ---- the tests -----------------------------------------------------------------------------------

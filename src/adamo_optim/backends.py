@@ -27,10 +27,10 @@ def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
                 "over the ranks carry no gradient. Use ordinary tensors for meta-learning."
             )
         return "differentiable", ""
-    p = geometry.local(p)
+    whole, p = p, geometry.local(p)
     fused, foreach, note = group["fused"], group["foreach"], ""
     if fused or (fused is None and foreach is None):
-        note = why_not_fused(p, group)
+        note = scattered_bits(whole, group) or why_not_fused(p, group)
         if not note:
             return "fused", ""
         if fused:
@@ -40,6 +40,14 @@ def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
         supported = p.device.type in _get_foreach_kernels_supported_devices()
         foreach = fused is None and native and supported and p.device.type != "cpu"
     return ("foreach" if foreach else "for-loop"), note
+
+
+def scattered_bits(p: Tensor, group: dict[str, Any]) -> str:
+    """Fused kernels number random bits by the place in memory: a shard must be one piece of it."""
+    stochastic = group["rounding"] == "stochastic" and p.dtype == torch.bfloat16
+    if stochastic and geometry.is_sharded(p) and not isinstance(geometry.places_of_shard(p), int):
+        return "rounding='stochastic' numbers the entries of the whole, which this shard scatters"
+    return ""
 
 
 def why_not_fused(p: Tensor, group: dict[str, Any]) -> str:

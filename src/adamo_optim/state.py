@@ -133,6 +133,7 @@ class Bucket:
         self.takes_part: list[bool] = []  # the same, and stand-ins for gradients of other ranks
         self.last: Record | Callable[[], Record] | None = None
         self.plan: Any = None  # what a fused backend prepared for this bucket
+        self.stage: Any = None  # and where it stands between the passes of a sharded step
 
     def add_group(self, group: dict[str, Any]) -> None:
         self.groups.append(group)
@@ -241,6 +242,7 @@ class Bucket:
             slots = [slot for slot, here in enumerate(takes_part) if here]
             self.active = torch.tensor(present).to(self.device, non_blocking=True)
             self.index = torch.tensor(slots).to(self.device, non_blocking=True)
+            self.takes = torch.tensor(takes_part).to(self.device, non_blocking=True)
 
     def _vector(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype).to(self.device, non_blocking=True)
