@@ -7,6 +7,10 @@ is the same optimizer on whole tensors in the same process.
 from __future__ import annotations
 
 import copy
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
@@ -43,6 +49,7 @@ from distributed_kit import CHECKS, check, outcomes
 from oracle import CONDITIONED, Case
 
 pytestmark = [pytest.mark.dist]
+EXAMPLE = Path(__file__).parent.parent / "examples" / "fsdp2.py"
 
 # Even, uneven and empty shards on 2 and 4 ranks; the last one starts at zero.
 SHAPES: list[tuple[int, ...]] = [(8, 6), (7, 5), (1, 9), (33, 3), (4, 3, 3), (9,), (3,), (6, 4)]
@@ -72,9 +79,7 @@ def gradients(dtype: torch.dtype, step: int) -> list[Tensor | None]:
 
 def fitting(placements: Sequence[Any], x: Tensor) -> list[Any]:
     """The placements, with Replicate for a dimension that the tensor has not."""
-    return [
-        Replicate() if isinstance(p, Shard) and p.dim >= x.dim() else p for p in placements
-    ]
+    return [Replicate() if isinstance(p, Shard) and p.dim >= x.dim() else p for p in placements]
 
 
 def spread(x: Tensor, mesh: Any, placements: Sequence[Any]) -> DTensor:
@@ -385,7 +390,9 @@ def net(dtype: torch.dtype = torch.float64) -> Net:
     return Net().to(dtype)
 
 
-def train(model: nn.Module, optimizer: Any, steps: range, micro: int = 1, clip: float = 0.0) -> None:
+def train(
+    model: nn.Module, optimizer: Any, steps: range, micro: int = 1, clip: float = 0.0
+) -> None:
     """All ranks see the same batch, so that the mean of their gradients is that of one process."""
     dtype = next(iter(model.parameters())).dtype
     for step in steps:
@@ -479,11 +486,10 @@ def policies_and_meta_device(_: Path) -> None:
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(distribute_tensor(source[name].detach(), p.device_mesh, p.placements))
-    late = AdamO(model.named_parameters(), lr=1e-2)
-    same = all(a is b for a, b in zip(*(o.param_groups[0]["params"] for o in (early, late))))
-    optimizer = early if same else late
-    train(model, optimizer, range(10))
-    compare(expected, optimizer, 1e-4, "meta device")
+    pairs = zip(early.param_groups[0]["params"], model.parameters(), strict=True)
+    assert all(p is q for p, q in pairs)
+    train(model, early, range(10))
+    compare(expected, early, 1e-4, "meta device")
 
 
 @check(2)
@@ -496,9 +502,7 @@ def other_wrappers(_: Path) -> None:
         model = net()
         wrapped = DistributedDataParallel(model)
         if zero:
-            optimizer = ZeroRedundancyOptimizer(
-                model.parameters(), optimizer_class=AdamO, lr=1e-2
-            )
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=AdamO, lr=1e-2)
         else:
             optimizer = AdamO(wrapped.parameters(), lr=1e-2)
         train(wrapped, optimizer, range(10))
@@ -514,6 +518,18 @@ def other_wrappers(_: Path) -> None:
         )
         with pytest.raises(RuntimeError, match=r"FSDP1.*fully_shard"):
             AdamO(flat.parameters())
+
+
+@check(2)
+def a_run_that_began_with_adamw(_: Path) -> None:
+    ends = []
+    for sharded in (False, True):
+        model = shard(net()) if sharded else net()
+        adamw = torch.optim.AdamW(model.named_parameters(), lr=1e-2, weight_decay=0.02)
+        train(model, adamw, range(5))
+        ends.append(AdamO.from_adamw(adamw))
+        train(model, ends[-1], range(5, 10))
+    compare(ends[0], ends[1], 1e-9, "from AdamW")
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
@@ -564,7 +580,9 @@ def a_checkpoint_of_two_ranks(folder: Path) -> None:
             buffer = optimizer.state[p][key]
             assert (buffer.device_mesh, buffer.placements) == (p.device_mesh, p.placements)
         assert all(
-            value.dim() == 0 for key, value in optimizer.state[p].items() if "exp" not in key
+            value.dim() == 0
+            for key, value in optimizer.state[p].items()
+            if "exp" not in key
             if key != "previous_grad"
         )
     train(model, optimizer, range(5))
@@ -593,13 +611,9 @@ def full_state_dicts(_: Path) -> None:
     model_state, state = get_state_dict(model, optimizer, options=full)
     again, resumed = model_and_optimizer(sharded=True)
     broadcast = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_state_dict(
-        again,
-        resumed,
-        model_state_dict=model_state if dist.get_rank() == 0 else {},
-        optim_state_dict=state if dist.get_rank() == 0 else {},
-        options=broadcast,
-    )
+    # only rank 0 has anything; set_state_dict would not enter the collectives on the others
+    set_model_state_dict(again, copy.deepcopy(model_state), options=broadcast)
+    set_optimizer_state_dict(again, resumed, copy.deepcopy(state), options=broadcast)
     expected = expected_after(10)[1]
     train(again, resumed, range(5, 10))
     compare(expected, resumed, 1e-9, "full → sharded")
@@ -646,6 +660,45 @@ def test_one_process_continues_what_four_ranks_saved(
     load(model, optimizer, folder / f"of-4-{flat}", flat)
     train(model, optimizer, range(10, 15))
     compare(expected_after(15)[1], optimizer, 1e-9, "4 → 1")
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("wrap", [nn.Parameter, lambda x: x.requires_grad_()])
+def test_flat_partitions_in_the_place_of_parameters(named: bool, wrap: Any) -> None:
+    """What DeepSpeed's ZeRO does to the groups of the optimizer it is given."""
+    model = net()
+    optimizer = AdamO(model.named_parameters() if named else model.parameters())
+    flat = wrap(torch.cat([p.detach().flatten() for p in model.parameters()]).float())
+    optimizer.param_groups[0]["params"] = [flat]
+    flat.grad = torch.ones_like(flat)
+    with pytest.raises(RuntimeError, match=r"flat.*FSDP2"):
+        optimizer.step()
+
+
+def test_rebind_names_what_does_not_fit() -> None:
+    groups = param_groups(net())
+    with pytest.raises(ValueError, match=r"no parameter 'conv.weight'.*'0.weight'"):
+        rebind(groups, nn.Sequential(nn.Linear(2, 2)))
+    larger = net()
+    larger.extra = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"no group has the parameters extra.bias, extra.weight"):
+        rebind(groups, larger)
+    model = net()
+    groups = rebind(param_groups(model), torch.compile(model))  # names with _orig_mod
+    assert [p for g in groups for _, p in g["params"]] == list(model.parameters())
+
+
+def test_the_example(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--standalone", str(EXAMPLE), "--steps", "20", "--folder", str(tmp_path)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r"loss after 20 steps: ([\d.]+), and ([\d.]+) resumed", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) == pytest.approx(float(found[2]), abs=2e-6)
 
 
 @pytest.mark.parametrize("name", [function.__name__ for function in CHECKS[2]])

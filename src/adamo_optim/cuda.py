@@ -125,9 +125,7 @@ class Whole(NamedTuple):
 class Plan:
     """The tables of one bucket on the device: where its tensors are and how they are cut."""
 
-    def __init__(
-        self, bucket: Bucket, params: list[Tensor], grads: list[Tensor | None]
-    ) -> None:
+    def __init__(self, bucket: Bucket, params: list[Tensor], grads: list[Tensor | None]) -> None:
         self.device, self.params, states = bucket.device, params, bucket.states
         if bucket.mesh is not None:
             states = [{key: geometry.local(x) for key, x in state.items()} for state in states]
@@ -170,9 +168,10 @@ class Plan:
 
     def add_up(self, partial: Tensor, cut: Cut, out: Tensor, rows: int) -> None:
         """Partial sums, ``rows`` of them, as one number per block."""
-        kernels.totals[(self.blocks,)](
-            partial, cut.count, cut.first, cut.last, out, self.blocks, rows, **LAW
-        )
+        self.launch(
+            None, kernels.totals, self.blocks,
+            partial, cut.count, cut.first, cut.last, out, self.blocks, rows, **LAW,
+        )  # fmt: skip
 
     def _kinds(self, stochastic: list[bool]) -> list[Kind]:
         """A tensor without g⁻ joins those with one: its count of samples is 0."""

@@ -141,6 +141,11 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
     return total(x * y)
 
 
+def whole_dot(x: Any, y: Any) -> Tensor:
+    """⟨x, y⟩ of whole tensors; for DTensors with a collective of its own, so not in a step."""
+    return (x * y).sum().full_tensor() if is_sharded(x) else dot(x, y)
+
+
 # ---- stochastic rounding -----------------------------------------------------------------------
 
 INDEX_FACTOR, NUMBER_FACTOR = 0x9E3779B1, 0x85EBCA6B

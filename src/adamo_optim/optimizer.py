@@ -348,10 +348,11 @@ class AdamO(Optimizer):
 
     def _check_swapped(self) -> None:
         """ZeRO-style wrappers put flat partitions in the place of the parameters we were given."""
+        fewer = sum(len(group["params"]) for group in self.param_groups) < len(self._known)
         for p, name, _, _ in self._parameters():
             if id(p) not in self._known:
                 geometry.check_parameter(p, name)
-                if p.dim() == 1 and not isinstance(p, torch.nn.Parameter):
+                if p.dim() == 1 and (fewer or not isinstance(p, torch.nn.Parameter)):
                     raise RuntimeError(
                         f"{name} was put in the place of the parameter AdamO was built with, and "
                         f"it is flat. {geometry.FLAT_PARAMETER_HELP}"
@@ -359,8 +360,9 @@ class AdamO(Optimizer):
 
 
 def _named(index: int, group: dict[str, Any]) -> Iterator[tuple[Tensor, str]]:
-    params = group["params"]
-    names = group.get("param_names") or [f"group{index}.param{i}" for i in range(len(params))]
+    params, names = group["params"], group.get("param_names") or []
+    if len(names) != len(params):  # none given, or a wrapper has put in other parameters
+        names = [f"group{index}.param{i}" for i in range(len(params))]
     return zip(params, names, strict=True)
 
 

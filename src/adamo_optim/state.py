@@ -267,6 +267,8 @@ class Bucket:
         grads = [p.grad for p in self.params]
         present = takes_part = [g is not None for g in grads]
         if self.mesh is not None:
+            if self.mesh.get_coordinate() is None:  # this rank holds no part of them
+                return None
             grads = self.local_gradients()
             takes_part = [g is not None for g in grads]
         elif True not in present:
