@@ -219,7 +219,7 @@ def stochastic_rounding_is_that_of_the_whole(_: Path) -> None:
 @check(4)
 def meshes_of_two_dimensions(_: Path) -> None:
     mesh = init_device_mesh("cpu", (2, 2))
-    for name in ("defaults", "sampled_previous", "angular", "cosine_test"):
+    for name in ("defaults", "sampled_previous", "cosine_test"):
         for placements in (
             [Replicate(), Shard(0)],
             [Shard(0), Replicate()],
@@ -540,11 +540,12 @@ KINDS = {
     "hidden.weight": {"previous_gradient": "sampled"},
     "head.*": {"previous_gradient": "bfloat16"},
 }
+UNSAMPLED = {"head.*": {"previous_gradient": "bfloat16"}}
 
 
-def model_and_optimizer(sharded: bool) -> tuple[Net, AdamO]:
+def model_and_optimizer(sharded: bool, kinds: Any = KINDS) -> tuple[Net, AdamO]:
     model = net()
-    groups = param_groups(model, batch(0), overrides=KINDS)
+    groups = param_groups(model, batch(0), overrides=kinds)
     if sharded:
         shard(model)
         groups = rebind(groups, model)
@@ -566,8 +567,8 @@ def load(model: nn.Module, optimizer: AdamO, folder: Path, flat: bool) -> None:
     )
 
 
-def expected_after(steps: int) -> tuple[Net, AdamO]:
-    model, optimizer = model_and_optimizer(sharded=False)
+def expected_after(steps: int, kinds: Any = KINDS) -> tuple[Net, AdamO]:
+    model, optimizer = model_and_optimizer(sharded=False, kinds=kinds)
     train(model, optimizer, range(steps))
     return model, optimizer
 
@@ -600,6 +601,18 @@ def a_checkpoint_on_four_ranks(folder: Path) -> None:
         train(model, optimizer, range(5, 10))
         compare(expected_after(10)[1], optimizer, 1e-9, f"2 → 4 ranks, flat {flat}")
         save(model, optimizer, folder / f"of-4-{flat}", flat)
+        model, optimizer = model_and_optimizer(sharded=True, kinds=UNSAMPLED)
+        train(model, optimizer, range(10))
+        save(model, optimizer, folder / f"of-4-unsampled-{flat}", flat)
+
+
+@check(1)
+def a_checkpoint_on_one_rank(folder: Path) -> None:
+    for flat in (False, True):
+        model, optimizer = model_and_optimizer(sharded=True)
+        load(model, optimizer, folder / f"of-4-{flat}", flat)
+        train(model, optimizer, range(10, 15))
+        compare(expected_after(15)[1], optimizer, 1e-9, f"4 → 1 rank, flat {flat}")
 
 
 @check(2)
@@ -651,15 +664,21 @@ def on_4_ranks(folder: Path, on_2_ranks: dict[str, str]) -> dict[str, str]:
     return outcomes(__name__, 4, folder)  # after the other launch, whose checkpoint it loads
 
 
+@pytest.fixture(scope="module")
+def on_1_rank(folder: Path, on_4_ranks: dict[str, str]) -> dict[str, str]:
+    return outcomes(__name__, 1, folder)
+
+
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable:UserWarning")
 def test_one_process_continues_what_four_ranks_saved(
     flat: bool, folder: Path, on_4_ranks: dict[str, str]
 ) -> None:
-    model, optimizer = model_and_optimizer(sharded=False)
-    load(model, optimizer, folder / f"of-4-{flat}", flat)
+    """Without FSDP2. A sampled slice takes the way through a full state: ``full_state_dicts``."""
+    model, optimizer = model_and_optimizer(sharded=False, kinds=UNSAMPLED)
+    load(model, optimizer, folder / f"of-4-unsampled-{flat}", flat)
     train(model, optimizer, range(10, 15))
-    compare(expected_after(15)[1], optimizer, 1e-9, "4 → 1")
+    compare(expected_after(15, UNSAMPLED)[1], optimizer, 1e-9, "4 ranks → one process")
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -704,6 +723,12 @@ def test_the_example(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [function.__name__ for function in CHECKS[2]])
 def test_on_2_ranks(name: str, on_2_ranks: dict[str, str]) -> None:
     error = on_2_ranks.get(name, "not run, because an earlier check failed")
+    assert not error, error
+
+
+@pytest.mark.parametrize("name", [function.__name__ for function in CHECKS[1]])
+def test_on_1_rank(name: str, on_1_rank: dict[str, str]) -> None:
+    error = on_1_rank.get(name, "not run, because an earlier check failed")
     assert not error, error
 
 
