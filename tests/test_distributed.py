@@ -646,6 +646,48 @@ def full_state_dicts(_: Path) -> None:
     compare(expected, resumed, 1e-9, "one process → sharded")
 
 
+@check(2)
+def a_slice_of_one_process_by_columns(_: Path) -> None:
+    """previous_gradient="sampled": every rank takes its columns of the loaded slice."""
+    case = BY_NAME["sampled_number"]
+    expected, actual = optimizers(case, torch.float64, mesh_1d(), [Shard(1)])
+    for step in range(6):
+        if step == 3:
+            actual.load_state_dict(copy.deepcopy(expected.state_dict()))
+        for optimizer in (expected, actual):
+            set_gradients(optimizer, gradients(torch.float64, step))
+            optimizer.step()
+    compare(expected, actual, 1e-10, "slice by columns")
+
+
+@check(2)
+def frozen_parameters(_: Path) -> None:
+    for backend in ({"foreach": True}, {"foreach": False}, {}):
+        expected, actual = optimizers(DEFAULTS, torch.float64, mesh_1d(), [Shard(0)], **backend)
+        for step in range(6):
+            for optimizer in (expected, actual):
+                set_gradients(optimizer, gradients(torch.float64, step))
+                for i, p in enumerate(optimizer.param_groups[0]["params"]):
+                    p.requires_grad_(i != 0 or step % 2 == 0)
+                    if step == 5 or not p.requires_grad:  # at last all of them, after training
+                        p.grad = None
+                        p.requires_grad_(False)
+                optimizer.step()
+        compare(expected, actual, 1e-10, f"frozen {backend}")
+
+
+def test_a_checkpoint_older_than_an_option() -> None:
+    model, optimizer = expected_after(3)
+    old = copy.deepcopy(optimizer.state_dict())
+    for group in old["param_groups"]:
+        del group["rounding"], group["low_dim_scale"]
+    again, resumed = model_and_optimizer(sharded=False)
+    again.load_state_dict(model.state_dict())
+    resumed.load_state_dict(old)
+    train(again, resumed, range(3, 6))
+    compare(expected_after(6)[1], resumed, 1e-12, "old checkpoint")
+
+
 # ---- the tests -----------------------------------------------------------------------------------
 
 

@@ -102,14 +102,13 @@ def sample_of(old: Tensor, p: Tensor, seed: int, rows: tuple[int, int]) -> Tenso
     if old.shape == whole:
         return local(place_like(old, p)).narrow(0, *rows).clone()
     begin, length = sample_range(p.shape, seed)
-    if is_sharded(p) and old.shape == (length, *whole[1:]) and rows[1] < length:
-        first = rows[0] + rows_of_shard(p)[0] - begin
-        columns = [x.flatten() for x in indices_of_shard(p)[1:]]
-        old = old.narrow(0, first if rows[1] else 0, rows[1])
-        for dim, index in enumerate(columns, start=1):
-            old = old.index_select(dim, index.to(old.device))
-        return old.contiguous()
-    return old
+    if not is_sharded(p) or old.shape != (length, *whole[1:]):
+        return old
+    first = rows[0] + rows_of_shard(p)[0] - begin if rows[1] else 0
+    part = old.narrow(0, first, rows[1])
+    for dim, index in enumerate(indices_of_shard(p)[1:], start=1):
+        part = part.index_select(dim, index.flatten().to(part.device))
+    return part.contiguous()
 
 
 def sample_ratio(p: Tensor, previous: Tensor | None) -> float:
@@ -195,7 +194,10 @@ def local(x: Any) -> Tensor:
     """This rank's shard of a DTensor, not a copy; any other tensor as it is."""
     if not is_sharded(x):
         return x
-    with torch.no_grad():
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            shard = x.to_local()
+    else:  # in a step; the context costs more than the call
         shard = x.to_local()
     return shard.wait() if hasattr(shard, "trigger_wait") else shard  # of a pending collective
 

@@ -8,7 +8,6 @@ every step, whether it has a gradient or not and whichever backend a rank update
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,8 +51,10 @@ def add_up(works: list[Work], values: list[Tensor], rows: int) -> list[Tensor]:
     Ranks that hold copies count once; the others' numbers are multiplied by 0, not left out, so
     that a NaN on any of them makes a NaN for all: they must agree on what is not finite.
     """
-    mesh = works[0].bucket.mesh
-    matrix = torch.zeros(rows, values[0].shape[1], dtype=torch.float64, device=mesh.device_type)
+    mesh, device = works[0].bucket.mesh, works[0].bucket.device
+    if device.type != mesh.device_type:  # CPU offload: the group may not work on the CPU
+        device = torch.device(mesh.device_type)
+    matrix = torch.zeros(rows, values[0].shape[1], dtype=torch.float64, device=device)
     for work, x in zip(works, values, strict=True):
         bucket = work.bucket
         x = x * bucket.counted.unsqueeze(1)
@@ -66,7 +67,10 @@ def add_up(works: list[Work], values: list[Tensor], rows: int) -> list[Tensor]:
     ]
 
 
-@cache
+# ranks: (the world at that time, their group); the world may be left and entered again
+_groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+
 def group_of(mesh: Any) -> Any:
     """The process group of all ranks of a mesh.
 
@@ -75,7 +79,11 @@ def group_of(mesh: Any) -> Any:
     """
     if mesh.ndim == 1:
         return mesh.get_group()
-    ranks = sorted(mesh.mesh.flatten().tolist())
+    ranks, world = tuple(sorted(mesh.mesh.flatten().tolist())), torch.distributed.group.WORLD
     if len(ranks) == torch.distributed.get_world_size():
-        return torch.distributed.group.WORLD
-    return torch.distributed.new_group(ranks, use_local_synchronization=True)
+        return world
+    known, group = _groups.get(ranks, (None, None))
+    if known is not world:
+        group = torch.distributed.new_group(list(ranks), use_local_synchronization=True)
+        _groups[ranks] = world, group
+    return group

@@ -288,7 +288,8 @@ class Bucket:
     def add_block(self, blocks: Blocks, slot: int, g: Tensor) -> None:
         p, state = self.params[slot], self.states[slot]
         if self.mesh is not None:
-            p, state = geometry.local(p), {key: geometry.local(x) for key, x in state.items()}
+            p = geometry.local(p)
+            state = {key: geometry.local(state[key]) for key in BUFFERS if key in state}
         seed = self.numbers[slot] if self.stochastic[slot] else None
         blocks.add(
             *(slot, p, g, state, self.rows[slot], self.ratios[slot], seed),
