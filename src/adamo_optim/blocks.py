@@ -13,6 +13,8 @@ from . import geometry
 class Blocks:
     """Lists of real tensors, one entry per block: w, g, m, v, g⁻ and the slice of g it is of.
 
+    Of a sharded parameter they are this rank's shards.
+
     ``replace`` is for the differentiable backend: the lists then take the new tensors in the
     place of the old ones, which autograd may still need.
     """
@@ -26,19 +28,28 @@ class Blocks:
         self.v: list[Tensor] = []
         self.previous: list[Any] = []  # Tensor or None
         self.sampled: list[Any] = []
+        self.ratios: list[float] = []  # what κ of the slice is multiplied by
         self.seeds: list[int | None] = []  # for stochastic rounding; None: to nearest
+        self.places: list[Tensor | None] = []  # for it: in the whole tensor; None: as in memory
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def add(
-        self, slot: int, p: Tensor, g: Tensor, state: dict[str, Any], seed: int, stochastic: bool
+        self,
+        slot: int,
+        p: Tensor,
+        g: Tensor,
+        state: dict[str, Any],
+        rows: tuple[int, int] | None = None,
+        ratio: float = 1.0,
+        seed: int | None = None,
+        places: Tensor | None = None,
     ) -> None:
+        """``rows``: the first and the number of those that g⁻ is of, if not of all of them."""
         previous, sampled = state.get("previous_grad"), None
         if previous is not None:
-            sampled = geometry.as_real(g)
-            if previous.shape != sampled.shape:
-                sampled = geometry.as_real(geometry.sample(g, seed))
+            sampled = geometry.as_real(g if rows is None else g.narrow(0, *rows))
         self.slots.append(slot)
         self.w.append(geometry.as_real(p.clone() if self.replace else p))
         self.g.append(geometry.as_real(g))
@@ -46,7 +57,9 @@ class Blocks:
         self.v.append(geometry.as_real(state["exp_avg_sq"]))
         self.previous.append(previous)
         self.sampled.append(sampled)
-        self.seeds.append(seed if stochastic else None)
+        self.ratios.append(ratio)
+        self.seeds.append(seed)
+        self.places.append(places)
 
     def pick(self, vector: Tensor) -> list[Tensor]:
         """The entries of a law's vector that belong to these blocks, as 0-D tensors."""
@@ -63,7 +76,7 @@ class Blocks:
         """The new weight in its own precision."""
         seed = self.seeds[i]
         if seed is not None:
-            value = geometry.round_stochastically(value, steps[i], seed)
+            value = geometry.round_stochastically(value, steps[i], seed, self.places[i])
         self.write(self.w, i, value)
 
     def put_back(self, i: int, p: Tensor, state: dict[str, Any]) -> None:

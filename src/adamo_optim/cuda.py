@@ -114,11 +114,21 @@ class Cut:
         self.first, self.last = upload(first, dtype=torch.int64), upload(last, dtype=torch.int64)
 
 
+class Whole(NamedTuple):
+    """Sums that are complete, as if every block were one chunk."""
+
+    count: int
+    first: Tensor
+    last: Tensor
+
+
 class Plan:
     """The tables of one bucket on the device: where its tensors are and how they are cut."""
 
-    def __init__(self, bucket: Bucket, grads: list[Tensor | None]) -> None:
-        self.device, self.params, states = bucket.device, bucket.params, bucket.states
+    def __init__(self, bucket: Bucket, params: list[Tensor], grads: list[Tensor | None]) -> None:
+        self.device, self.params, states = bucket.device, params, bucket.states
+        if bucket.mesh is not None:
+            states = [{key: geometry.local(x) for key, x in state.items()} for state in states]
         self.blocks, self.traits = len(self.params), torch.stack(list(bucket.traits))
         self.strides = [p.stride() for p in self.params]
         self.dtypes = [
@@ -132,10 +142,10 @@ class Plan:
         kinds = self._kinds(bucket.stochastic)
         self.coarse = Cut(self.params, kinds, REDUCE["CHUNK"])
         self.fine = Cut(self.params, kinds, UPDATE["CHUNK"])
-        self._place_samples(bucket.seeds)
+        self._place_samples(bucket)
         upload = functools.partial(torch.tensor, device=self.device)
         self.numel = upload([p.numel() for p in self.params], dtype=torch.int64)
-        self.number = upload(bucket.seeds, dtype=torch.int64)
+        self.number = upload(bucket.numbers, dtype=torch.int64)
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=self.device)
         self.partial_reduce = zeros(5, self.coarse.count)
         self.partial_moments = zeros(2, self.fine.count)
@@ -148,6 +158,20 @@ class Plan:
         self.kept: list[Tensor] = []  # tables of captured graphs
         self.versions: list[int] = []  # of the parameters, as the last step left them
         self.runners: dict[Any, Callable[..., None]] = {}
+        self.whole: Whole | None = None
+        if bucket.mesh is not None:
+            index = torch.arange(self.blocks, device=self.device)
+            self.whole = Whole(self.blocks, index, index + 1)
+            self.ones = torch.ones_like(self.ratio_of_samples)
+            self.sums, self.products = zeros(5, self.blocks), zeros(2, self.blocks)
+            self.active = torch.zeros_like(index)
+
+    def add_up(self, partial: Tensor, cut: Cut, out: Tensor, rows: int) -> None:
+        """Partial sums, ``rows`` of them, as one number per block."""
+        self.launch(
+            None, kernels.totals, self.blocks,
+            partial, cut.count, cut.first, cut.last, out, self.blocks, rows, **LAW,
+        )  # fmt: skip
 
     def _kinds(self, stochastic: list[bool]) -> list[Kind]:
         """A tensor without g⁻ joins those with one: its count of samples is 0."""
@@ -167,21 +191,16 @@ class Plan:
         previous = self.previous[slot]
         return previous is not None and previous.shape != self.params[slot].shape
 
-    def _place_samples(self, seeds: list[int]) -> None:
+    def _place_samples(self, bucket: Bucket) -> None:
         """Where g⁻ lies inside g, in entries: all of it, a slice, or nothing."""
-        starts, counts, ratios = [], [], []
-        for p, previous, seed in zip(self.params, self.previous, seeds, strict=True):
-            count = 0 if previous is None else previous.numel()
-            begin = 0
-            if 0 < count < p.numel():
-                begin = geometry.sample_range(p.shape, seed)[0] * p.stride(0)
-            starts.append(begin)
-            counts.append(count)
-            ratios.append(p.numel() / max(count, 1))
+        starts, counts = [], []
+        for p, previous, rows in zip(self.params, self.previous, bucket.rows, strict=True):
+            starts.append(0 if rows is None else rows[0] * p.stride(0))
+            counts.append(0 if previous is None else previous.numel())
         upload = functools.partial(torch.tensor, device=self.device)
         self.sample_start = upload(starts, dtype=torch.int64)
         self.samples = upload(counts, dtype=torch.int64)
-        self.ratio_of_samples = upload(ratios, dtype=torch.float64)
+        self.ratio_of_samples = upload(bucket.ratios, dtype=torch.float64)
 
     def _host_table(self) -> Tensor:
         pin = self.device.type == "cuda"
@@ -242,85 +261,166 @@ def _aligned(pointers: list[list[int]]) -> bool:
     return functools.reduce(operator.or_, (x for row in pointers for x in row), 0) % 16 == 0
 
 
+class Launches:
+    """The five launches of one step of a bucket: pass 1, law 1, pass 2, law 2, pass 3."""
+
+    def __init__(
+        self, work: Work, grad_scale: Tensor | None = None, found_inf: Tensor | None = None
+    ) -> None:
+        bucket = self.bucket = work.bucket
+        grads, params = work.grads, bucket.params
+        if bucket.mesh is not None:
+            params = list(map(geometry.local, params))  # the wrapper may have moved them
+        plan = bucket.plan
+        if plan is None or not plan.fits(grads):
+            plan = bucket.plan = Plan(bucket, params, grads)
+        self.plan, plan.params = plan, params
+        self.kept = plan.in_layout(grads)  # copies must live as long as their addresses are used
+        on_cuda = bucket.device.type == "cuda"
+        capturing = on_cuda and torch.cuda.is_current_stream_capturing()
+        self.pointers, self.aligned = plan.locate(self.kept, capturing)
+        # ⟨m,w⟩ was reduced in the last pass 3; it is void if somebody has written to a weight
+        # since. A graph's replays cannot ask, so a captured step reads m.
+        self.read_m = capturing or plan.versions != [p._version for p in params]
+        self.settings = bucket.table.matrix_of(work.options)
+        self.grad_scale, self.found_inf = grad_scale, found_inf
+        # under AMP, other people's tensors come in: let Triton look at them
+        unscaled = grad_scale is None and found_inf is None
+        self.plain = unscaled and self.pointers is plan.pointers
+
+    def key(self, *what: Any) -> Any:
+        return (*what, self.aligned) if self.plain else None
+
+    def reduce(self) -> None:
+        """Pass 1."""
+        plan, coarse, (w, g, m, _, previous) = self.plan, self.plan.coarse, self.pointers
+        for i, (base, count, kind) in enumerate(coarse.launches):
+            plan.launch(
+                self.key("reduce", i, self.read_m), kernels.reduce, count,
+                w, g, m, previous, plan.numel, plan.sample_start, plan.samples, self.grad_scale,
+                coarse.block, coarse.start, base, plan.partial_reduce, coarse.count,
+                W=kind.W, G=kind.G, PREVIOUS=kind.PREVIOUS, READ_M=self.read_m,
+                CURVATURE=kind.CURVATURE, SCALED=self.grad_scale is not None,
+                ALIGNED=self.aligned, **REDUCE,
+            )  # fmt: skip
+
+    def law_before(self, active: Tensor, partial: Tensor, cut: Cut | Whole, read_m: bool) -> None:
+        """Law 1, from partial sums; ``active`` is 0 where a block has no gradient."""
+        plan, fine = self.plan, self.plan.fine
+        ratio = plan.ones if cut is plan.whole else plan.ratio_of_samples
+        plan.launch(
+            self.key("before", read_m), kernels.law_before, plan.blocks,
+            self.settings, plan.traits, *self.bucket.memory, active, self.found_inf, partial,
+            cut.count, cut.first, cut.last, plan.partial_apply, fine.first, fine.last,
+            ratio, plan.coefficients, plan.blocks,
+            MW_FROM_PASS_1=read_m, CHECKED=self.found_inf is not None, **LAW,
+        )  # fmt: skip
+
+    def moments(self) -> None:
+        """Pass 2."""
+        plan, fine, (w, g, m, v, previous) = self.plan, self.plan.fine, self.pointers
+        for i, (base, count, kind) in enumerate(fine.launches):
+            plan.launch(
+                self.key("moments", i), kernels.moments, count,
+                w, g, m, v, previous, plan.numel, plan.sample_start, plan.samples, self.grad_scale,
+                fine.block, fine.start, base, plan.partial_moments, fine.count,
+                plan.coefficients, plan.blocks, W=kind.W, G=kind.G, PREVIOUS=kind.PREVIOUS,
+                CURVATURE=kind.CURVATURE, SCALED=self.grad_scale is not None,
+                ALIGNED=self.aligned, **UPDATE,
+            )  # fmt: skip
+
+    def law_after(self, partial: Tensor, cut: Cut | Whole) -> None:
+        """Law 2, from partial sums."""
+        plan, memory = self.plan, self.bucket.memory
+        plan.launch(
+            self.key("after"), kernels.law_after, plan.blocks,
+            self.settings, plan.traits, memory.step, memory.radial_momentum, memory.initial_norm,
+            partial, cut.count, cut.first, cut.last, plan.coefficients, plan.blocks,
+            **LAW,
+        )  # fmt: skip
+
+    def apply(self) -> None:
+        """Pass 3."""
+        plan, fine, (w, _, m, v, _) = self.plan, self.plan.fine, self.pointers
+        for i, (base, count, kind) in enumerate(fine.launches):
+            plan.launch(
+                self.key("apply", i), kernels.apply, count,
+                w, m, v, plan.numel, fine.block, fine.start, base, plan.partial_apply, fine.count,
+                plan.coefficients, plan.blocks, self.bucket.memory.step, plan.number,
+                W=kind.W, STOCHASTIC=kind.STOCHASTIC, ALIGNED=self.aligned, **UPDATE,
+            )  # fmt: skip
+
+    def finish(self) -> None:
+        plan = self.plan
+        written = [p for p, g in zip(plan.params, self.kept, strict=True) if g is not None]
+        torch.autograd.graph.increment_version(written)
+        plan.versions = [p._version for p in plan.params]
+        self.bucket.last = functools.partial(record, plan)
+
+
+def on_device(device: torch.device) -> Any:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 @torch._disable_dynamo
 def step(work: Work, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
     """One step of a bucket."""
-    bucket = work.bucket
-    grads = [p.grad for p in bucket.params]
-    plan = bucket.plan
-    if plan is None or not plan.fits(grads):
-        plan = bucket.plan = Plan(bucket, grads)
-    grads = plan.in_layout(grads)
-    on_cuda = bucket.device.type == "cuda"
-    capturing = on_cuda and torch.cuda.is_current_stream_capturing()
-    pointers, aligned = plan.locate(grads, capturing)
-    # ⟨m,w⟩ was reduced in the last pass 3; it is void if somebody has written to a weight since.
-    # A graph's replays cannot ask, so a captured step reads m.
-    read_m = capturing or plan.versions != [p._version for p in plan.params]
-    settings = bucket.table.matrix_of(work.options)
-    with torch.cuda.device(bucket.device) if on_cuda else contextlib.nullcontext():
-        launch_all(plan, bucket, settings, pointers, aligned, read_m, grad_scale, found_inf)
-    torch.autograd.graph.increment_version([p for p in plan.params if p.grad is not None])
-    plan.versions = [p._version for p in plan.params]
-    bucket.last = functools.partial(record, plan)
+    run = Launches(work, grad_scale, found_inf)
+    plan = run.plan
+    with on_device(work.bucket.device):
+        run.reduce()
+        run.law_before(run.pointers[1], plan.partial_reduce, plan.coarse, run.read_m)
+        run.moments()
+        run.law_after(plan.partial_moments, plan.fine)
+        run.apply()
+    run.finish()
 
 
-def launch_all(
-    plan: Plan,
-    bucket: Bucket,
-    settings: Tensor,
-    pointers: Tensor,
-    aligned: bool,
-    read_m: bool,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    """Pass 1, law 1, pass 2, law 2, pass 3."""
-    w, g, m, v, previous = pointers
-    memory, blocks, coarse, fine = bucket.memory, plan.blocks, plan.coarse, plan.fine
-    scaled, checked = grad_scale is not None, found_inf is not None
-    # under AMP, other people's tensors come in: let Triton look at them
-    plain = not (scaled or checked) and pointers is plan.pointers
+# ---- one pass at a time, for sharded blocks ----------------------------------------------------
+# The laws read sums as if every block were one chunk: those of the whole, after the collective.
 
-    def key(*what: Any) -> Any:
-        return (*what, aligned) if plain else None
 
-    for i, (base, count, kind) in enumerate(coarse.launches):
-        plan.launch(
-            key("reduce", i, read_m), kernels.reduce, count,
-            w, g, m, previous, plan.numel, plan.sample_start, plan.samples, grad_scale,
-            coarse.block, coarse.start, base, plan.partial_reduce, coarse.count,
-            W=kind.W, G=kind.G, PREVIOUS=kind.PREVIOUS, READ_M=read_m, CURVATURE=kind.CURVATURE,
-            SCALED=scaled, ALIGNED=aligned, **REDUCE,
-        )  # fmt: skip
-    plan.launch(
-        key("before", read_m), kernels.law_before, blocks,
-        settings, plan.traits, *memory, g, found_inf, plan.partial_reduce, coarse.count,
-        coarse.first, coarse.last, plan.partial_apply, fine.first, fine.last,
-        plan.ratio_of_samples, plan.coefficients, blocks,
-        MW_FROM_PASS_1=read_m, CHECKED=checked, **LAW,
-    )  # fmt: skip
-    for i, (base, count, kind) in enumerate(fine.launches):
-        plan.launch(
-            key("moments", i), kernels.moments, count,
-            w, g, m, v, previous, plan.numel, plan.sample_start, plan.samples, grad_scale,
-            fine.block, fine.start, base, plan.partial_moments, fine.count,
-            plan.coefficients, blocks, W=kind.W, G=kind.G, PREVIOUS=kind.PREVIOUS,
-            CURVATURE=kind.CURVATURE, SCALED=scaled, ALIGNED=aligned, **UPDATE,
-        )  # fmt: skip
-    plan.launch(
-        key("after"), kernels.law_after, blocks,
-        settings, plan.traits, memory.step, memory.radial_momentum, memory.initial_norm,
-        plan.partial_moments, fine.count, fine.first, fine.last, plan.coefficients, blocks,
-        **LAW,
-    )  # fmt: skip
-    for i, (base, count, kind) in enumerate(fine.launches):
-        plan.launch(
-            key("apply", i), kernels.apply, count,
-            w, m, v, plan.numel, fine.block, fine.start, base, plan.partial_apply, fine.count,
-            plan.coefficients, blocks, memory.step, plan.number,
-            W=kind.W, STOCHASTIC=kind.STOCHASTIC, ALIGNED=aligned, **UPDATE,
-        )  # fmt: skip
+def reduce(work: Work) -> Tensor:
+    """Pass 1: the five sums of every block, one row each."""
+    run = work.bucket.stage = Launches(work)
+    plan, coarse, fine = run.plan, run.plan.coarse, run.plan.fine
+    sums = plan.partial_reduce.new_zeros(5, plan.blocks)
+    with on_device(work.bucket.device):
+        run.reduce()
+        plan.add_up(plan.partial_reduce, coarse, sums, 5 if run.read_m else 4)
+        if not run.read_m:
+            plan.add_up(plan.partial_apply, fine, sums[4:], 1)
+    sums[3] *= plan.ratio_of_samples  # κ
+    # a block without a gradient left stale partial sums
+    return torch.where(work.bucket.takes, sums, 0).T
+
+
+def moments(work: Work, rows: Tensor, active: Tensor) -> tuple[Launches, Tensor]:
+    """Law 1 and pass 2; also returns ⟨u,w⟩ and ‖u‖², one row per block."""
+    run: Launches = work.bucket.stage
+    plan, products = run.plan, rows.new_zeros(2, run.plan.blocks)
+    assert plan.whole is not None
+    plan.sums.copy_(rows.T)
+    plan.active.copy_(active)
+    with on_device(work.bucket.device):
+        run.law_before(plan.active, plan.sums, plan.whole, True)
+        run.moments()
+        plan.add_up(plan.partial_moments, plan.fine, products, 2)
+    # a block that is not live left stale partial sums, and law 2 takes them as 0
+    return run, products.T
+
+
+def apply(work: Work, run: Launches, products: Tensor) -> None:
+    """Law 2 and pass 3."""
+    plan = run.plan
+    assert plan.whole is not None
+    plan.products.copy_(products.T)
+    with on_device(work.bucket.device):
+        run.law_after(plan.products, plan.whole)
+        run.apply()
+    run.finish()
+    work.bucket.stage = None
 
 
 FLAGS = ("live", "use_gradient", "keep_gradient", "low_dim", "scale_invariant", "guarded_scale")

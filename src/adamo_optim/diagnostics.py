@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import geometry
 from .state import Bucket, Record
 
 
@@ -91,6 +92,7 @@ def refine_rule(p: Tensor, state: dict[str, Any], rule: str, reason: str) -> tup
     initial = float(state["initial_norm"])
     if initial == 0:
         return "low_dim", f"its norm was 0 at its first step (otherwise {rule}: {reason})"
-    if initial < 0 and not bool(p.detach().any()):
+    # a sharded one would need the other ranks, and not all of them may be asking
+    if initial < 0 and not geometry.is_sharded(p) and not bool(p.detach().any()):
         return "low_dim", f"its norm is 0 and no step was taken (otherwise {rule}: {reason})"
     return rule, reason

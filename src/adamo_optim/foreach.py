@@ -16,8 +16,10 @@ from .loop import inner_products, reduce, remember
 __all__ = ["apply", "moments", "reduce"]
 
 
-def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
-    """Pass 2: m and v; returns u and, one row per block, ⟨u,w⟩ and ‖u‖²."""
+def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
+    """Pass 2: m and v; returns u, and ⟨u,w⟩ and ‖u‖² of every block."""
+    if len(blocks) == 0:  # of a mesh whose parameters are all frozen; foreach wants one
+        return [], []
     remember(blocks, first)
     pick, m, v = blocks.pick, blocks.m, blocks.v
     w = [x.to(y.dtype) for x, y in zip(blocks.w, m, strict=True)]
@@ -45,11 +47,13 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
     torch._foreach_div_(updates, denominators)
 
     rows = [inner_products(u, x, blocks.scalar) for u, x in zip(updates, w, strict=True)]
-    return updates, torch.stack(rows)
+    return updates, rows
 
 
 def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:
     """Pass 3: w ← w + (a−1)·w − b·u."""
+    if len(blocks) == 0:
+        return
     w = [x.to(u.dtype) for x, u in zip(blocks.w, updates, strict=True)]
     change = torch._foreach_mul(w, blocks.pick(second.a1))
     torch._foreach_addcmul_(change, updates, blocks.pick(second.b), -1)

@@ -10,8 +10,8 @@ from .blocks import Blocks
 from .control import First, Second, root
 
 
-def reduce(blocks: Blocks) -> Tensor:
-    """Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩, one row per block."""
+def reduce(blocks: Blocks) -> list[Tensor]:
+    """Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩ of every block."""
     rows, scalar, dot = [], blocks.scalar, geometry.dot
     for i in range(len(blocks)):
         w, g, m = (x[i].to(scalar) for x in (blocks.w, blocks.g, blocks.m))
@@ -19,9 +19,9 @@ def reduce(blocks: Blocks) -> Tensor:
         previous = blocks.previous[i]
         if previous is not None:
             change = blocks.sampled[i].to(scalar) - previous.to(scalar)
-            kappa = dot(change, change) * (g.numel() / max(change.numel(), 1))
+            kappa = dot(change, change) * blocks.ratios[i]
         rows.append(torch.stack([dot(w, w), dot(g, w), dot(g, g), kappa, dot(m, w)]))
-    return torch.stack(rows)
+    return rows
 
 
 def remember(blocks: Blocks, first: First) -> None:
@@ -33,8 +33,8 @@ def remember(blocks: Blocks, first: First) -> None:
             blocks.write(blocks.previous, i, torch.where(keep, g, previous))
 
 
-def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
-    """Pass 2: m and v; returns u and, one row per block, ⟨u,w⟩ and ‖u‖²."""
+def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
+    """Pass 2: m and v; returns u, and ⟨u,w⟩ and ‖u‖² of every block."""
     remember(blocks, first)
     updates, rows = [], []
     for i, coefficients in enumerate(zip(*map(blocks.pick, first), strict=True)):
@@ -55,7 +55,7 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], Tensor]:
         blocks.write(blocks.v, i, v)
         updates.append(u)
         rows.append(inner_products(u, w, blocks.scalar))
-    return updates, torch.stack(rows)
+    return updates, rows
 
 
 def inner_products(u: Tensor, w: Tensor, scalar: torch.dtype) -> Tensor:

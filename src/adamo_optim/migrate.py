@@ -84,7 +84,7 @@ def _take_over(
         return
     scalar = state["radial_momentum"].dtype
     w = geometry.as_real(p).to(scalar)
-    mw, ww = geometry.dot(geometry.as_real(m).to(scalar), w), geometry.dot(w, w)
+    mw, ww = geometry.whole_dot(geometry.as_real(m).to(scalar), w), geometry.whole_dot(w, w)
     if float(ww) == 0 or float(step) == 0:
         return
     geometry.as_real(state["exp_avg"]).copy_(geometry.as_real(m) - geometry.as_real(p) * (mw / ww))

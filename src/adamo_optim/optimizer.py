@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -16,10 +17,11 @@ from torch.optim.optimizer import (
 )
 
 from . import diagnostics, geometry, migrate
+from . import sharded as sharding
 from .backends import choose
 from .options import DEFAULTS, PAPER, SCHEMA, check_options, warn_of_collapse
 from .rules import Explanation, Row, rule_of
-from .state import BUFFERS, SCALARS, Bucket, Work, initialize
+from .state import BUFFERS, SCALARS, Bucket, Work, initialize, sampled_state, whole_previous
 
 # Options that decide how state is laid out; the others are numbers that a step reads.
 STRUCTURE = (
@@ -159,13 +161,20 @@ class AdamO(Optimizer):
                 loss = closure()
         # a GradScaler sets these before a step that is to unscale and skip by itself
         amp = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
+        sharded: dict[Any, list[Work]] = {}
         for work in self._prepare():
-            work.run(**amp)
+            mesh = work.bucket.mesh
+            if mesh is None:
+                work.run(**amp)
+            else:
+                sharded.setdefault(mesh, []).append(work)
+        for mesh, works in sharded.items():
+            sharding.step(works, self._on_mesh[mesh])
         return loss
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        return all(bucket.backend == "fused" for bucket in self._buckets())
+        return all(b.backend == "fused" and b.mesh is None for b in self._buckets())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked and its state is laid out at once."""
@@ -205,6 +214,20 @@ class AdamO(Optimizer):
         return diagnostics.collect(self._buckets(), synchronize)
 
     # ---- checkpoints ----------------------------------------------------------------------
+
+    @torch._disable_dynamo
+    def state_dict(self) -> StateDict:
+        """The state as in any torch optimizer; buffers of DTensors are DTensors themselves."""
+        result = super().state_dict()
+        keys = list(chain.from_iterable(group["params"] for group in result["param_groups"]))
+        for p, _, _, number in self._parameters():
+            previous = self.state.get(p, {}).get("previous_grad")
+            if previous is None or not geometry.is_sharded(p) or not sampled_state(previous, p):
+                continue
+            key = keys[number]
+            full = whole_previous(previous, p, number)
+            result["state"][key] = {**result["state"][key], "previous_grad": full}
+        return result
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -250,6 +273,7 @@ class AdamO(Optimizer):
         self._layout: list[Bucket] = []
         self._signature: Any = None
         self._resting: list[Tensor] = []  # frozen so far: no state, no place in a bucket
+        self._on_mesh: Counter[Any] = Counter()  # how many parameters, frozen ones too
         self._known: set[int] = self.__dict__.get("_known", set())
         self._loading: StateDict | None = self.__dict__.get("_loading")
 
@@ -304,26 +328,31 @@ class AdamO(Optimizer):
         self._check_swapped()
         self._populate()
         self._resting = []
-        buckets: dict[tuple[torch.device, str], Bucket] = {}
+        self._on_mesh = Counter()
+        buckets: dict[tuple[torch.device, str, Any], Bucket] = {}
         for p, name, group, number in self._parameters():
+            mesh = geometry.mesh_of(p)
+            place = self._on_mesh[mesh]
+            self._on_mesh[mesh] += 1
             if not self._trains(p):
                 self._resting.append(p)
                 continue
-            key = (p.device, choose(p, group, name)[0])
+            key = (p.device, choose(p, group, name)[0], mesh)
             bucket = buckets.setdefault(key, Bucket(*key))
             if not bucket.groups or bucket.groups[-1] is not group:
                 bucket.add_group(group)
-            bucket.add(p, name, rule_of(p, group)[0], number, self.state[p])
+            bucket.add(p, name, rule_of(p, group)[0], number, self.state[p], place)
         self._layout = list(buckets.values())
         for bucket in self._layout:
             bucket.finish()
 
     def _check_swapped(self) -> None:
         """ZeRO-style wrappers put flat partitions in the place of the parameters we were given."""
+        fewer = sum(len(group["params"]) for group in self.param_groups) < len(self._known)
         for p, name, _, _ in self._parameters():
             if id(p) not in self._known:
                 geometry.check_parameter(p, name)
-                if p.dim() == 1 and not isinstance(p, torch.nn.Parameter):
+                if p.dim() == 1 and (fewer or not isinstance(p, torch.nn.Parameter)):
                     raise RuntimeError(
                         f"{name} was put in the place of the parameter AdamO was built with, and "
                         f"it is flat. {geometry.FLAT_PARAMETER_HELP}"
@@ -331,8 +360,9 @@ class AdamO(Optimizer):
 
 
 def _named(index: int, group: dict[str, Any]) -> Iterator[tuple[Tensor, str]]:
-    params = group["params"]
-    names = group.get("param_names") or [f"group{index}.param{i}" for i in range(len(params))]
+    params, names = group["params"], group.get("param_names") or []
+    if len(names) != len(params):  # none given, or a wrapper has put in other parameters
+        names = [f"group{index}.param{i}" for i in range(len(params))]
     return zip(params, names, strict=True)
 
 

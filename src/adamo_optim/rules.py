@@ -9,10 +9,11 @@ Algorithm 1 of the paper knows three kinds of blocks:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def rule_of(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
@@ -26,6 +27,52 @@ def rule_of(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
     if isinstance(threshold, int) and p.numel() < threshold:
         return "low_dim", f"numel < {threshold}"
     return "general", reason or "by shape; scale invariance was not examined"
+
+
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def rebind(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
+    """Groups made of a model before it was wrapped, with the parameters it has now.
+
+    ``fully_shard`` and tensor parallelism put new parameters in the place of the old ones, which
+    get no gradients any more. The names stay, and carry rules and options over.
+
+    Args:
+        groups: what :func:`adamo_optim.param_groups` returned before wrapping.
+        model: the same model after wrapping.
+
+    Example:
+        >>> groups = param_groups(model, example_batch)
+        >>> fully_shard(model)
+        >>> optimizer = AdamO(rebind(groups, model), lr=1e-3)
+    """
+    names = {p: _unwrapped(name) for name, p in model.named_parameters()}
+    aliases = {_unwrapped(n): p for n, p in model.named_parameters(remove_duplicate=False)}
+    result: list[dict[str, Any]] = []
+    left = set(names)
+    for group in groups:
+        params = []
+        for name, _ in group["params"]:
+            if name not in aliases:
+                some = ", ".join(map(repr, list(aliases)[:5]))
+                raise ValueError(f"the model has no parameter {name!r}; its names are like {some}")
+            params.append((name, aliases[name]))
+            left.discard(aliases[name])
+        result.append({**group, "params": params})
+    if left:
+        missing = ", ".join(sorted(names[p] for p in left))
+        raise ValueError(
+            f"no group has the parameters {missing} of this model: it gained them after the groups "
+            "were made. Call param_groups on the finished model, then wrap it."
+        )
+    return result
+
+
+def _unwrapped(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def needs_previous_gradient(rule: str, group: dict[str, Any]) -> bool:

@@ -71,7 +71,8 @@ def param_groups(
     random state stay as they are.
 
     Args:
-        model: the model, before it is wrapped for distributed training.
+        model: the model, before it is wrapped for distributed training; where wrapping replaces
+            its parameters (``fully_shard``), :func:`adamo_optim.rebind` carries the groups over.
         example_batch: what the model takes: ``model(**batch)`` for a mapping, ``model(*batch)``
             for a tuple or list, else ``model(batch)``. A small one will do, but BatchNorm needs
             three values a channel (it maps any two to ±1). ``None``: nothing is guessed, every

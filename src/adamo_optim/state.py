@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import _get_scalar_dtype
 
 from . import control, foreach, geometry, loop
-from .backends import fused_step
+from .backends import fused_backend
 from .blocks import Blocks
 from .control import UNSET, First, Memory, Options, Second, Sums, Traits
 from .options import OptionTable
@@ -34,6 +34,8 @@ def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], seed: in
     for key, value in zip(SCALARS, START, strict=True):
         wanted = _get_scalar_dtype() if key == "step" else scalar
         old = state.get(key, value)
+        if isinstance(old, Tensor) and geometry.is_sharded(old):
+            old = geometry.local(old)  # a number is the same on all ranks
         if not isinstance(old, Tensor):
             state[key] = torch.tensor(float(old), dtype=wanted, device=p.device)
         elif old.device != p.device or old.dtype != wanted:
@@ -51,11 +53,13 @@ def _initialize_previous(
         state.pop("previous_grad", None)
         return
     kind = group["previous_gradient"]
-    like = geometry.as_real(geometry.sample(p, seed) if kind == "sampled" else p)
     dtype = torch.bfloat16 if kind == "bfloat16" else geometry.compute_dtype(p)
-    old = state.get("previous_grad")
-    if old is not None and kind == "sampled" and old.shape == geometry.as_real(p).shape:
-        old = old.view_as(like) if old.shape == like.shape else geometry.sample(old, seed).clone()
+    like, old = geometry.as_real(p.detach()), state.get("previous_grad")
+    rows = geometry.sample_rows(p, seed) if kind == "sampled" else None
+    if rows is not None:
+        like = geometry.local(like).narrow(0, *rows)
+        if old is not None and not old.is_meta:
+            old = geometry.sample_of(old, p, seed, rows)
     fresh = old is None or old.shape != like.shape or old.is_meta
     state["previous_grad"] = _buffer(None if fresh else old, like, dtype)
     if fresh and float(state["curvature_step"]) > 0:  # a new g⁻ knows nothing: start over
@@ -69,7 +73,27 @@ def _buffer(old: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
     if old is None or old.is_meta or old.shape != like.shape:
         return torch.zeros_like(like, dtype=dtype, memory_format=torch.preserve_format)
-    return _move(old, like.device, dtype)
+    return _move(geometry.place_like(old, like), like.device, dtype)
+
+
+def sampled_state(previous: Tensor, p: Tensor) -> bool:
+    """True if g⁻ is kept of a slice only."""
+    if geometry.is_sharded(p):
+        return not geometry.is_sharded(previous)
+    return previous.shape != geometry.as_real(p).shape
+
+
+def whole_previous(previous: Tensor, p: Tensor, seed: int) -> Tensor:
+    """What a checkpoint holds for the slice of a sharded parameter: g⁻ in full, 0 outside of it.
+
+    The ranks' parts of the slice differ in size, which no placement describes; at full size any
+    other number of ranks can load it.
+    """
+    shard = torch.zeros_like(geometry.as_real(geometry.local(p)), dtype=previous.dtype)
+    rows = geometry.sample_rows(p, seed)
+    if rows is not None:
+        shard.narrow(0, *rows).copy_(previous)
+    return geometry.shard_like(shard, p)
 
 
 def _move(old: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -91,10 +115,10 @@ class Record(NamedTuple):
 
 
 class Bucket:
-    """The blocks of one device that one backend updates."""
+    """The blocks of one device, and one mesh if they are sharded, that one backend updates."""
 
-    def __init__(self, device: torch.device, backend: str) -> None:
-        self.device, self.backend = device, backend
+    def __init__(self, device: torch.device, backend: str, mesh: Any = None) -> None:
+        self.device, self.backend, self.mesh = device, backend, mesh
         self.dtype = geometry.scalar_dtype(device)
         self.groups: list[dict[str, Any]] = []
         self.sizes: list[int] = []
@@ -103,17 +127,23 @@ class Bucket:
         self.rules: list[str] = []
         self.seeds: list[int] = []
         self.stochastic: list[bool] = []  # which weights are rounded at random
+        self.places: list[int] = []  # on a mesh: the parameters' numbers among those on it
         self.states: list[dict[str, Any]] = []
         self.present: list[bool] = []
+        self.takes_part: list[bool] = []  # the same, and stand-ins for gradients of other ranks
         self.last: Record | Callable[[], Record] | None = None
         self.plan: Any = None  # what a fused backend prepared for this bucket
+        self.stage: Any = None  # and where it stands between the passes of a sharded step
 
     def add_group(self, group: dict[str, Any]) -> None:
         self.groups.append(group)
         self.sizes.append(0)
 
-    def add(self, p: Tensor, name: str, rule: str, seed: int, state: dict[str, Any]) -> None:
+    def add(
+        self, p: Tensor, name: str, rule: str, seed: int, state: dict[str, Any], place: int = 0
+    ) -> None:
         self.sizes[-1] += 1
+        self.places.append(place)
         self.params.append(p)
         self.names.append(name)
         self.rules.append(rule)
@@ -131,10 +161,15 @@ class Bucket:
         self.traits = Traits(
             low_dim=vector([rule == "low_dim" for rule in self.rules]),
             scale_invariant=vector([rule == "scale_invariant" for rule in self.rules]),
-            inverse_root=vector([max(geometry.as_real(p).numel(), 1) ** -0.5 for p in self.params]),
+            inverse_root=vector([max(geometry.real_numel(p), 1) ** -0.5 for p in self.params]),
             rounding=vector([geometry.rounding_level(p.dtype, self.dtype) for p in self.params]),
             smallest_eps=vector([geometry.smallest_eps(p) for p in self.params]),
         )
+        self._place_samples()
+        self._place_rounding()
+        if self.mesh is not None:
+            self.index_on_mesh = torch.tensor(self.places, device=self.device)
+            self.counted = vector([geometry.counted_once(p) for p in self.params])
         if self.differentiable:
             return
         self.memory = Memory(
@@ -146,6 +181,28 @@ class Bucket:
             state.update(zip(SCALARS, views, strict=True))
         # compared by identity in every step
         self.entries = list(chain.from_iterable(map(dict.values, self.states)))
+
+    def _place_samples(self) -> None:
+        """Which rows g⁻ is of, if not of all, and what κ of them is multiplied by."""
+        self.rows: list[tuple[int, int] | None] = []
+        self.ratios: list[float] = []
+        for p, state, seed in zip(self.params, self.states, self.seeds, strict=True):
+            previous = state.get("previous_grad")
+            sampled = previous is not None and sampled_state(previous, p)
+            self.rows.append(geometry.sample_rows(p, seed) if sampled else None)
+            self.ratios.append(geometry.sample_ratio(p, previous))
+
+    def _place_rounding(self) -> None:
+        """Under which number and at which places random bits are drawn: those of the whole."""
+        self.numbers = list(self.seeds)
+        self.entries_of_whole: list[Tensor | None] = [None] * len(self.params)
+        for slot, p in enumerate(self.params):
+            if self.mesh is not None and self.stochastic[slot]:
+                places = geometry.places_of_shard(p)
+                if isinstance(places, int):
+                    self.numbers[slot] = geometry.moved_number(self.seeds[slot], places)
+                else:
+                    self.entries_of_whole[slot] = places
 
     @property
     def differentiable(self) -> bool:
@@ -178,24 +235,45 @@ class Bucket:
             for state, value in zip(self.states, stack.unbind(), strict=True):
                 state[key] = value.to(state[key].dtype)
 
-    def mark_active(self, present: list[bool]) -> None:
+    def mark_active(self, present: list[bool], takes_part: list[bool]) -> None:
         """Which blocks have a gradient, as mask and index; uploaded only when it changes."""
-        if present != self.present:
-            self.present = present
-            slots = [slot for slot, here in enumerate(present) if here]
+        if present != self.present or takes_part != self.takes_part:
+            self.present, self.takes_part = present, takes_part
+            slots = [slot for slot, here in enumerate(takes_part) if here]
             self.active = torch.tensor(present).to(self.device, non_blocking=True)
             self.index = torch.tensor(slots).to(self.device, non_blocking=True)
+            self.takes = torch.tensor(takes_part).to(self.device, non_blocking=True)
 
     def _vector(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype).to(self.device, non_blocking=True)
 
+    def local_gradients(self) -> list[Tensor | None]:
+        """This rank's shards of the gradients.
+
+        A sharded block that has no gradient here may have one on other ranks: there is no way to
+        know before the sums are added up, so zeros stand in for it. ``requires_grad`` is the same
+        on all ranks.
+        """
+        result: list[Tensor | None] = []
+        for p, name in zip(self.params, self.names, strict=True):
+            if p.grad is not None:
+                result.append(geometry.local_gradient(p, p.grad, name))
+            else:
+                result.append(torch.zeros_like(geometry.local(p)) if p.requires_grad else None)
+        return result
+
     def prepare(self) -> Work | None:
         """The host's part of a step: collect gradients and options; None without a gradient."""
         grads = [p.grad for p in self.params]
-        present = [g is not None for g in grads]
-        if True not in present:
+        present = takes_part = [g is not None for g in grads]
+        if self.mesh is not None:
+            if self.mesh.get_coordinate() is None:  # this rank holds no part of them
+                return None
+            grads = self.local_gradients()
+            takes_part = [g is not None for g in grads]
+        elif True not in present:
             return None
-        self.mark_active(present)
+        self.mark_active(present, takes_part)
         blocks = Blocks(self.dtype, replace=self.differentiable)
         # the fused CUDA backend keeps tables of its own
         wants_blocks = self.backend != "fused" or self.device.type != "cuda"
@@ -205,18 +283,35 @@ class Bucket:
                     geometry.refuse_sparse(self.names[slot])
                 if wants_blocks:
                     self.add_block(blocks, slot, g)
-        return Work(self, blocks, self.table(self.groups, self.differentiable))
+        return Work(self, blocks, self.table(self.groups, self.differentiable), grads)
 
     def add_block(self, blocks: Blocks, slot: int, g: Tensor) -> None:
-        state, seed, stochastic = self.states[slot], self.seeds[slot], self.stochastic[slot]
-        blocks.add(slot, self.params[slot], g, state, seed, stochastic)
+        p, state = self.params[slot], self.states[slot]
+        if self.mesh is not None:
+            p = geometry.local(p)
+            state = {key: geometry.local(state[key]) for key in BUFFERS if key in state}
+        seed = self.numbers[slot] if self.stochastic[slot] else None
+        blocks.add(
+            *(slot, p, g, state, self.rows[slot], self.ratios[slot], seed),
+            self.entries_of_whole[slot],
+        )
 
-    def spread(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Rows of scalars of the active blocks → one vector per scalar over all, 0 elsewhere."""
-        if len(values) < len(self.params):
-            zeros = values.new_zeros(len(self.params), values.shape[1])
-            values = zeros.index_copy(0, self.index, values)
-        return values.unbind(dim=1)
+    def spread(self, values: list[Tensor], width: int) -> Tensor:
+        """Scalars of the blocks in this step → one row for every block, 0 for the others."""
+        if len(values) == len(self.params):
+            return torch.stack(values)
+        zeros = torch.zeros(len(self.params), width, dtype=self.dtype, device=self.device)
+        return zeros.index_copy(0, self.index, torch.stack(values)) if values else zeros
+
+
+class Middle(NamedTuple):
+    """What pass 2 leaves behind for law 2 and pass 3."""
+
+    sums: Sums
+    active: Tensor
+    first: First
+    memory: Memory
+    updates: list[Tensor]
 
 
 class Work(NamedTuple):
@@ -225,23 +320,40 @@ class Work(NamedTuple):
     bucket: Bucket
     blocks: Blocks
     options: Options
+    grads: list[Tensor | None]
 
     def run(self, **amp: Tensor | None) -> None:
         """The device's part of a step: three passes and the two laws between them."""
-        bucket, blocks, options = self
+        bucket = self.bucket
         if bucket.backend == "fused":
-            fused_step(bucket.device)(self, **amp)
+            fused_backend(bucket.device).step(self, **amp)
             return
-        passes = foreach if bucket.backend == "foreach" else loop
-        memory = bucket.read()
-        sums = Sums(*bucket.spread(passes.reduce(blocks)))
-        first, memory = control.before(options, bucket.traits, memory, sums, bucket.active)
-        updates, products = passes.moments(blocks, first)
-        uw, uu = bucket.spread(products)
-        second, memory = control.after(options, bucket.traits, first, memory, sums, uw, uu)
-        passes.apply(blocks, updates, second, memory.step)
+        middle, products = self.moments(self.reduce(), bucket.active)
+        self.apply(middle, products)
+
+    @property
+    def passes(self) -> Any:
+        return foreach if self.bucket.backend == "foreach" else loop
+
+    def reduce(self) -> Tensor:
+        """Pass 1: the five sums of every block, one row each."""
+        return self.bucket.spread(self.passes.reduce(self.blocks), len(Sums._fields))
+
+    def moments(self, rows: Tensor, active: Tensor) -> tuple[Middle, Tensor]:
+        """Law 1 and pass 2; also returns ⟨u,w⟩ and ‖u‖², one row per block."""
+        bucket, sums = self.bucket, Sums(*rows.unbind(1))
+        first, memory = control.before(self.options, bucket.traits, bucket.read(), sums, active)
+        updates, products = self.passes.moments(self.blocks, first)
+        return Middle(sums, active, first, memory, updates), bucket.spread(products, 2)
+
+    def apply(self, middle: Middle, products: Tensor) -> None:
+        """Law 2 and pass 3."""
+        bucket, (sums, active, first, memory, updates) = self.bucket, middle
+        uw, uu = products.unbind(1)
+        second, memory = control.after(self.options, bucket.traits, first, memory, sums, uw, uu)
+        self.passes.apply(self.blocks, updates, second, memory.step)
         bucket.write(memory)
         if bucket.differentiable:
-            for i, slot in enumerate(blocks.slots):
-                blocks.put_back(i, bucket.params[slot], bucket.states[slot])
-        bucket.last = Record(sums, uw, uu, first, second, memory.tau, bucket.active)
+            for i, slot in enumerate(self.blocks.slots):
+                self.blocks.put_back(i, bucket.params[slot], bucket.states[slot])
+        bucket.last = Record(sums, uw, uu, first, second, memory.tau, active)

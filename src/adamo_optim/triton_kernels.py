@@ -398,6 +398,15 @@ def add_up_four(partial, chunks, low, high, TILE: tl.constexpr):
 
 
 @triton.jit
+def totals(partial, chunks, first_chunk, last_chunk, out, blocks, row, TILE: tl.constexpr):
+    """One row of sums per block, for sharded blocks: the law follows after a collective."""
+    i = tl.program_id(0)
+    low, high = tl.load(first_chunk + i), tl.load(last_chunk + i)
+    for k in range(row):
+        tl.store(out + k * blocks + i, add_up(partial + k * chunks, low, high, TILE))
+
+
+@triton.jit
 def power(base, exponent):
     """base**exponent for base in [0, 1) and exponent >= 1."""
     safe = tl.where(base > 0, base, 1.0)

@@ -81,36 +81,75 @@ def step(work: Work, grad_scale: Tensor | None = None, found_inf: Tensor | None 
     """
     if found_inf is not None and found_inf.item():
         return
-    bucket, blocks, _ = work
+    inverse = 1.0  # of the loss scale, rounded as GradScaler.unscale_ does
+    if grad_scale is not None:
+        inverse = float(grad_scale.double().reciprocal().float())
+    call_in_layout(work, inverse)
+    torch.autograd.graph.increment_version(work.blocks.w)
+    work.bucket.last = partial(record, work.bucket.plan, work.bucket.active)
+
+
+# ---- one pass at a time, for sharded blocks ----------------------------------------------------
+
+REDUCE, MOMENTS, APPLY, ALL = range(4)  # kernel.c's phases
+SUMS, PRODUCTS = slice(0, 5), slice(5, 7)  # the columns of `rows` that passes 1 and 2 fill
+
+
+def reduce(work: Work) -> Tensor:
+    """Pass 1: the five sums of every block, one row each."""
+    call_in_layout(work, phase=REDUCE)
+    return work.bucket.plan[:, SUMS]
+
+
+def moments(work: Work, rows: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    """Law 1 and pass 2; also returns ⟨u,w⟩ and ‖u‖², one row per block."""
+    plan = work.bucket.plan
+    plan[:, SUMS] = rows
+    call(work, phase=MOMENTS, active=active.tolist())
+    return active, plan[:, PRODUCTS]
+
+
+def apply(work: Work, active: Tensor, products: Tensor) -> None:
+    """Law 2 and pass 3."""
+    plan = work.bucket.plan
+    plan[:, PRODUCTS] = products
+    call(work, phase=APPLY)
+    torch.autograd.graph.increment_version(work.blocks.w)
+    work.bucket.last = partial(record, plan, active)
+
+
+# ---- the call ----------------------------------------------------------------------------------
+
+
+def call_in_layout(work: Work, inverse_scale: float = 1.0, phase: int = ALL) -> None:
+    """Run the kernel, after bringing tensors that differ in layout into that of their parameter."""
+    bucket, blocks, *_ = work
     if any(map(Tensor.is_neg, blocks.g)):  # a lazy minus sign, which memory does not show
         blocks.g = [g.resolve_neg() for g in blocks.g]
         blocks.sampled = [None if g is None else g.resolve_neg() for g in blocks.sampled]
-    odd = call(work, grad_scale)
+    odd = call(work, inverse_scale, phase)
     if odd:
         for i in odd:
             lay_out_alike(work, i)
-        odd = call(work, grad_scale)
+        odd = call(work, inverse_scale, phase)
     if odd:
         names = ", ".join(bucket.names[blocks.slots[i]] for i in odd)
         raise RuntimeError(
             f"the native kernel takes dense tensors only, and {names} became strided after the "
             "optimizer was built. Make it contiguous, or build AdamO with fused=False."
         )
-    torch.autograd.graph.increment_version(blocks.w)
-    bucket.last = partial(record, bucket.plan, bucket.active)
 
 
-def call(work: Work, grad_scale: Tensor | None) -> list[int]:
+def call(
+    work: Work, inverse_scale: float = 1.0, phase: int = ALL, active: list[bool] | None = None
+) -> list[int]:
     """Run the kernel; or nothing, if it names blocks whose tensors differ in layout."""
     module = kernel()
     assert isinstance(module, ModuleType), module
-    bucket, blocks, options = work
+    bucket, blocks, options, _ = work
     if bucket.plan is None:  # one row per block, with room for the flags
         width = len(NUMBERS) + -(-len(FLAGS) // 8)
         bucket.plan = torch.zeros(len(bucket.params), width, dtype=torch.float64)
-    inverse = 1.0  # of the loss scale, rounded as GradScaler.unscale_ does
-    if grad_scale is not None:
-        inverse = float(grad_scale.double().reciprocal().float())
     return module.step(
         blocks.w,
         blocks.g,
@@ -120,12 +159,15 @@ def call(work: Work, grad_scale: Tensor | None) -> list[int]:
         blocks.sampled,
         blocks.slots,
         blocks.seeds,
+        blocks.ratios,
         options,
         bucket.traits,
         bucket.memory,
         bucket.plan,
-        inverse,
+        inverse_scale,
         torch.get_num_threads(),
+        phase,
+        active or [],
     )
 
 
@@ -135,19 +177,24 @@ def lay_out_alike(work: Work, i: int) -> None:
     The state for good: it was loaded, or the parameter's layout changed. The gradient for this
     step only.
     """
-    bucket, blocks, _ = work
+    bucket, blocks, *_ = work
     p, state = bucket.params[blocks.slots[i]], bucket.states[blocks.slots[i]]
+    shard = geometry.local(p)
     for key, column in (("exp_avg", blocks.m), ("exp_avg_sq", blocks.v)):
-        if state[key].stride() != p.stride():
-            state[key] = copy_like(state[key], p)
-            column[i] = geometry.as_real(state[key])
+        old = geometry.local(state[key])
+        if old.stride() != shard.stride():
+            new = copy_like(old, shard)
+            state[key] = geometry.shard_like(new, p) if geometry.is_sharded(p) else new
+            column[i] = geometry.as_real(new)
     w, previous = blocks.w[i], blocks.previous[i]
     blocks.g[i] = copy_like(blocks.g[i], w)
     if previous is None:
         return
     like = w if previous.shape == w.shape else previous.contiguous()
     if previous.stride() != like.stride():
-        state["previous_grad"] = blocks.previous[i] = copy_like(previous, like)
+        blocks.previous[i] = new = copy_like(previous, like)
+        whole = geometry.is_sharded(state["previous_grad"])
+        state["previous_grad"] = geometry.shard_like(new, p) if whole else new
     blocks.sampled[i] = copy_like(blocks.sampled[i], like)
 
 

@@ -6,6 +6,9 @@
    has something to do. Sums are kept per chunk and added in the order of the chunks: the result
    is the same, bit for bit, for any number of threads and any instruction set.
 
+   Of a sharded parameter a block is this process's shard. Then Python calls one pass at a time and
+   adds up the sums of all processes in between, and the laws come before the pass that needs them.
+
      law.h       the two laws of control.py     tensors.h   reads torch tensors
      passes.h    the passes over one chunk      threads.h   the helper threads
      floats.h    bfloat16 and float16                                                         */
@@ -48,6 +51,7 @@ typedef struct {
     Array previous, slice;          /* g⁻, and the part of g that it is of */
     int64_t numel, slice_numel;     /* slice_numel = 0: no g⁻ */
     bool whole_previous;            /* the slice is g itself */
+    double ratio_of_samples;        /* what κ of the slice is multiplied by */
     double inverse_scale;           /* what gradients are multiplied by */
     bool stochastic;                /* bfloat16 weights are rounded at random, */
     uint32_t number;                /* with this and the step count as the key */
@@ -62,6 +66,7 @@ typedef struct {
     int64_t chunks;
     double *sums;                   /* per chunk */
     enum { REDUCE, MOMENTS, APPLY, DONE } phase;
+    bool alone;                     /* this pass only: its sums are not the whole block's */
     int64_t tasks, taken, finished; /* of this phase; 0 tasks: done. Guarded by the job's lock. */
 } Block;
 
@@ -184,19 +189,23 @@ static void end_pass(Block *block)
     double totals[SUMS];
     if (block->phase == REDUCE) {
         add_up(block, SUMS, totals);
-        const double slice_numel = block->slice_numel > 0 ? (double)block->slice_numel : 1;
         row->ww = totals[0];
         row->gw = totals[1];
         row->gg = totals[2];
-        row->kappa = totals[3] * ((double)block->numel / slice_numel);
+        row->kappa = totals[3] * block->ratio_of_samples;
         row->mw = totals[4];
         row->uw = row->uu = 0;
-        before(&block->options, &block->traits, &block->memory, true, row);
     } else if (block->phase == MOMENTS) {
         add_up(block, PRODUCTS, totals);
         row->uw = totals[0];
         row->uu = totals[1];
     }
+    if (block->alone) {
+        block->phase = DONE;
+        return;
+    }
+    if (block->phase == REDUCE)
+        before(&block->options, &block->traits, &block->memory, true, row);
     if (block->phase == MOMENTS || !row->live)
         after(&block->options, &block->traits, &block->memory, row);
     /* not live, the guard's decision: the block keeps its weight and its whole state */
@@ -279,6 +288,8 @@ static bool run(Block *blocks, int64_t count, int threads)
     for (int64_t i = 0; i < count; i++) {
         blocks[i].chunks = (blocks[i].numel + CHUNK - 1) / CHUNK;
         blocks[i].tasks = blocks[i].chunks > WHOLE ? blocks[i].chunks : 1;
+        if (blocks[i].phase == DONE)
+            blocks[i].tasks = 0;
         chunks += blocks[i].chunks;
         numel += blocks[i].numel;
     }
@@ -413,6 +424,10 @@ static void apply_laws(const Table *table, int64_t slot, bool active)
 
 enum { W, G, M, V, PREVIOUS, SLICE, TENSORS };
 
+typedef struct {
+    PyObject *slots, *seeds, *ratios; /* lists with an entry per block */
+} Numbers;
+
 /* The tensors of block i. `odd` is set when their layouts do not fit; an error returns false. */
 static bool read_block(Block *block, PyObject *lists[TENSORS], Py_ssize_t i, bool *odd)
 {
@@ -449,13 +464,14 @@ static bool read_block(Block *block, PyObject *lists[TENSORS], Py_ssize_t i, boo
     return true;
 }
 
-/* The slot of block i, and its seed (None: weights are rounded to nearest). */
-static bool read_numbers(
-    Block *block, PyObject *slots, PyObject *seeds, Py_ssize_t i, int64_t count)
+/* The slot of block i, its ratio of samples, and its seed (None: to nearest). */
+static bool read_numbers(Block *block, const Numbers *numbers, Py_ssize_t i, int64_t count)
 {
-    PyObject *slot = PyList_GetItem(slots, i), *seed = PyList_GetItem(seeds, i);
-    if (!slot || !seed)
+    PyObject *slot = PyList_GetItem(numbers->slots, i), *seed = PyList_GetItem(numbers->seeds, i);
+    PyObject *ratio = PyList_GetItem(numbers->ratios, i);
+    if (!slot || !seed || !ratio)
         return false;
+    block->ratio_of_samples = PyFloat_AsDouble(ratio);
     block->slot = PyLong_AsLong(slot);
     block->stochastic = seed != Py_None && block->w.type == BFLOAT16;
     block->number = block->stochastic ? (uint32_t)PyLong_AsUnsignedLongMask(seed) : 0;
@@ -466,14 +482,14 @@ static bool read_numbers(
 
 /* All blocks. Returns the list of the odd ones, NULL on error. */
 static PyObject *read_blocks(
-    Block *blocks, PyObject *lists[TENSORS], PyObject *slots, PyObject *seeds, const Table *table,
+    Block *blocks, PyObject *lists[TENSORS], const Numbers *numbers, const Table *table,
     double inverse_scale)
 {
     PyObject *odd_ones = PyList_New(0);
-    for (Py_ssize_t i = 0; odd_ones && i < PyList_Size(slots); i++) {
+    for (Py_ssize_t i = 0; odd_ones && i < PyList_Size(numbers->slots); i++) {
         Block *block = &blocks[i];
         bool odd = false, bad = !read_block(block, lists, i, &odd);
-        bad = bad || !read_numbers(block, slots, seeds, i, table->count);
+        bad = bad || !read_numbers(block, numbers, i, table->count);
         if (!bad) {
             block->inverse_scale = inverse_scale;
             block->row = &table->rows[block->slot];
@@ -492,41 +508,87 @@ static PyObject *read_blocks(
 
 /* ---- what Python calls -------------------------------------------------------------------------- */
 
+/* One step: what the blocks' passes and laws are run for. Slots without a block: the laws alone. */
+static bool run_step(Block *blocks, int64_t count, const Table *table, int threads)
+{
+    memset(table->rows, 0, (size_t)table->count * sizeof *table->rows);
+    for (int64_t slot = 0, i = 0; slot < table->count; slot++)
+        if (i < count && blocks[i].slot == slot)
+            i++;
+        else
+            apply_laws(table, slot, false);
+    const bool enough_memory = run(blocks, count, threads);
+    for (int64_t i = 0; i < count; i++)
+        scatter(table, blocks[i].slot, &blocks[i].memory);
+    return enough_memory;
+}
+
+/* One pass alone, after the law that it needs for every slot; `active` is for law 1. */
+static bool run_pass(
+    Block *blocks, int64_t count, const Table *table, int threads, int phase, const bool *active)
+{
+    Options options;
+    Traits traits;
+    Memory memory;
+    if (phase == REDUCE)
+        memset(table->rows, 0, (size_t)table->count * sizeof *table->rows);
+    for (int64_t slot = 0; phase != REDUCE && slot < table->count; slot++) {
+        gather(table, slot, &options, &traits, &memory);
+        if (phase == MOMENTS)
+            before(&options, &traits, &memory, active[slot], &table->rows[slot]);
+        else
+            after(&options, &traits, &memory, &table->rows[slot]);
+        scatter(table, slot, &memory);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        blocks[i].alone = true;
+        blocks[i].phase = phase == REDUCE || blocks[i].row->live ? phase : DONE;
+    }
+    return run(blocks, count, threads);
+}
+
 PyDoc_STRVAR(step_doc,
-    "step(w, g, m, v, previous, slices, slots, seeds, options, traits, memory, rows, "
-    "inverse_scale, threads)\n\nOne step of the blocks. Returns the indices of those whose tensors do not share "
-    "one dense\nlayout; nothing has happened then.");
+    "step(w, g, m, v, previous, slices, slots, seeds, ratios, options, traits, memory, rows, "
+    "inverse_scale, threads, phase=3, active=[])\n\nOne step of the blocks, or one of its passes: "
+    "phase 0, 1 or 2, with one flag per slot for 1.\nReturns the indices of those whose tensors do "
+    "not share one dense layout; nothing has happened then.");
 
 static PyObject *step(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *lists[TENSORS], *slots, *seeds, *options, *traits, *memory, *rows;
+    PyObject *lists[TENSORS], *options, *traits, *memory, *rows, *flags = NULL;
     PyTypeObject *list = &PyList_Type;
+    Numbers numbers;
     double inverse_scale;
-    int threads;
+    int threads, phase = DONE;
     Table table;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!OOOOdi", list, &lists[W], list, &lists[G], list,
-            &lists[M], list, &lists[V], list, &lists[PREVIOUS], list, &lists[SLICE], list, &slots,
-            list, &seeds, &options, &traits, &memory, &rows, &inverse_scale, &threads)
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!OOOOdi|iO!", list, &lists[W], list, &lists[G],
+            list, &lists[M], list, &lists[V], list, &lists[PREVIOUS], list, &lists[SLICE], list,
+            &numbers.slots, list, &numbers.seeds, list, &numbers.ratios, &options, &traits, &memory,
+            &rows, &inverse_scale, &threads, &phase, list, &flags)
         || !read_table(options, traits, memory, rows, &table))
         return NULL;
-    const Py_ssize_t count = PyList_Size(slots);
+    if (phase < REDUCE || phase > DONE
+        || (phase == MOMENTS && (!flags || PyList_Size(flags) != table.count))) {
+        PyErr_SetString(PyExc_ValueError, "expected a phase from 0 to 3, and flags for phase 1");
+        return NULL;
+    }
+    const Py_ssize_t count = PyList_Size(numbers.slots);
     Block *blocks = calloc((size_t)count + 1, sizeof *blocks);
-    if (!blocks)
-        return PyErr_NoMemory();
-    PyObject *odd_ones = read_blocks(blocks, lists, slots, seeds, &table, inverse_scale);
+    bool *active = calloc((size_t)table.count + 1, sizeof *active);
+    PyObject *odd_ones = NULL;
+    if (blocks && active)
+        odd_ones = read_blocks(blocks, lists, &numbers, &table, inverse_scale);
+    else
+        PyErr_NoMemory();
+    for (int64_t slot = 0; phase == MOMENTS && active && slot < table.count; slot++)
+        active[slot] = PyList_GetItem(flags, slot) == Py_True;
     if (odd_ones && PyList_Size(odd_ones) == 0) {
         bool enough_memory;
         Py_BEGIN_ALLOW_THREADS
-        memset(table.rows, 0, (size_t)table.count * sizeof *table.rows);
-        for (int64_t slot = 0, i = 0; slot < table.count; slot++)
-            if (i < count && blocks[i].slot == slot)
-                i++;
-            else
-                apply_laws(&table, slot, false);
-        enough_memory = run(blocks, count, threads);
-        for (Py_ssize_t i = 0; i < count; i++)
-            scatter(&table, blocks[i].slot, &blocks[i].memory);
+        enough_memory = phase == DONE
+            ? run_step(blocks, count, &table, threads)
+            : run_pass(blocks, count, &table, threads, phase, active);
         Py_END_ALLOW_THREADS
         if (!enough_memory) {
             Py_CLEAR(odd_ones);
@@ -534,6 +596,7 @@ static PyObject *step(PyObject *module, PyObject *args)
         }
     }
     free(blocks);
+    free(active);
     return odd_ones;
 }
 

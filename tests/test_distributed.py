@@ -1,0 +1,780 @@
+"""Sharded training against single-process training, in real processes over gloo.
+
+The checks are functions that every rank runs (see ``distributed_kit``); what a check compares with
+is the same optimizer on whole tensors in the same process.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from adamo_optim import AdamO, param_groups, rebind
+from distributed_kit import CHECKS, check, outcomes
+from oracle import CONDITIONED, Case
+
+pytestmark = [pytest.mark.dist]
+EXAMPLE = Path(__file__).parent.parent / "examples" / "fsdp2.py"
+
+# Even, uneven and empty shards on 2 and 4 ranks; the last one starts at zero.
+SHAPES: list[tuple[int, ...]] = [(8, 6), (7, 5), (1, 9), (33, 3), (4, 3, 3), (9,), (3,), (6, 4)]
+RELATIVE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 1e-6}
+
+
+# ---- tensors, whole and sharded ------------------------------------------------------------------
+
+
+def weights(dtype: torch.dtype) -> list[Tensor]:
+    source = torch.Generator().manual_seed(3)
+    blocks = [torch.randn(s, generator=source, dtype=torch.float64).to(dtype) for s in SHAPES]
+    return [*blocks[:-1], torch.zeros(SHAPES[-1], dtype=dtype)]
+
+
+def gradients(dtype: torch.dtype, step: int) -> list[Tensor | None]:
+    """Noise around a drift; step 3 is all zeros, and the fifth block has none in every third."""
+    source = torch.Generator().manual_seed(100 + step)
+    result: list[Tensor | None] = []
+    for i, shape in enumerate(SHAPES):
+        noise = torch.randn(shape, generator=source, dtype=torch.float64)
+        drift = torch.cos(torch.arange(noise.numel()) * 0.7 + 0.02 * step).reshape(shape)
+        absent = i == 4 and step % 3 == 1
+        result.append(None if absent else ((noise + drift) * (step != 3)).to(dtype))
+    return result
+
+
+def fitting(placements: Sequence[Any], x: Tensor) -> list[Any]:
+    """The placements, with Replicate for a dimension that the tensor has not."""
+    return [Replicate() if isinstance(p, Shard) and p.dim >= x.dim() else p for p in placements]
+
+
+def spread(x: Tensor, mesh: Any, placements: Sequence[Any]) -> DTensor:
+    return distribute_tensor(x, mesh, fitting(placements, x), src_data_rank=None)
+
+
+def whole(x: Tensor) -> Tensor:
+    return (x.full_tensor() if isinstance(x, DTensor) else x).detach()
+
+
+def optimizers(
+    case: Case, dtype: torch.dtype, mesh: Any, placements: Sequence[Any], **backend: Any
+) -> tuple[AdamO, AdamO]:
+    """The same optimizer on whole and on sharded tensors."""
+    plain = [nn.Parameter(x) for x in weights(dtype)]
+    sharded = [nn.Parameter(spread(x, mesh, placements)) for x in weights(dtype)]
+    return (
+        AdamO([{"params": plain, "rule": case.rule}], **case.options),
+        AdamO([{"params": sharded, "rule": case.rule}], **case.options, **backend),
+    )
+
+
+def set_gradients(optimizer: AdamO, grads: Sequence[Tensor | None]) -> None:
+    for p, g in zip(optimizer.param_groups[0]["params"], grads, strict=True):
+        p.grad = g
+        if isinstance(p, DTensor) and g is not None:
+            p.grad = distribute_tensor(g.clone(), p.device_mesh, p.placements, src_data_rank=None)
+
+
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """‖actual − expected‖/‖expected‖ in float64, over what this rank holds of it."""
+    size = float(expected.detach().double().norm())
+    if isinstance(actual, DTensor):
+        mesh, placements = actual.device_mesh, actual.placements
+        expected = distribute_tensor(expected.detach(), mesh, placements, src_data_rank=None)
+        actual, expected = (x._local_tensor for x in (actual, expected))
+    error = float((actual.detach().double() - expected.detach().double()).norm())
+    return error / (size if size > 0 else 1.0)
+
+
+def compare(expected: AdamO, actual: AdamO, tolerance: float, what: str) -> None:
+    """Parameters and the whole state."""
+    pairs = zip(expected._parameters(), actual._parameters(), strict=True)
+    for (p, name, *_), (q, *_) in pairs:
+        where = f"{what}: {name} {tuple(p.shape)}"
+        assert distance(q, p) < tolerance, f"{where} {distance(q, p)}"
+        old, new = expected.state[p], actual.state[q]
+        assert old.keys() == new.keys(), where
+        for key, value in old.items():
+            if key == "radial_momentum":  # an average of what may cancel: relative to ‖g‖
+                size = float(old["exp_avg_sq"].sum().sqrt()) + 1.0
+                error = abs(float(new[key] - value)) / size
+            elif key == "previous_grad" and value.shape != p.shape:
+                continue  # the ranks' parts of a slice; they show in tau
+            else:
+                error = distance(new[key], value)
+            assert error < tolerance, f"{where} {key} {error}"
+
+
+def agree(
+    case: Case,
+    dtype: torch.dtype,
+    mesh: Any,
+    placements: Sequence[Any],
+    steps: int,
+    **backend: Any,
+) -> tuple[AdamO, AdamO]:
+    expected, actual = optimizers(case, dtype, mesh, placements, **backend)
+    for step in range(steps):
+        for optimizer in (expected, actual):
+            set_gradients(optimizer, gradients(dtype, step))
+            optimizer.step()
+    what = f"{case.name} {dtype} {placements}"
+    compare(expected, actual, RELATIVE[dtype], what)
+    return expected, actual
+
+
+def mesh_1d() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+BY_NAME = {case.name: case for case in CONDITIONED}
+DEFAULTS = BY_NAME["defaults"]
+
+
+# ---- the trajectory ------------------------------------------------------------------------------
+
+
+@check(2)
+def every_option(_: Path) -> None:
+    mesh = mesh_1d()
+    for case in CONDITIONED:
+        for placement in (Shard(0), Shard(1), Replicate()):
+            agree(case, torch.float64, mesh, [placement], 6)
+
+
+@check(4)
+def options_that_change_a_sum(_: Path) -> None:
+    mesh = mesh_1d()
+    for name in ("defaults", "paper", "sampled_number", "angular", "cosine_test", "maximize"):
+        for placement in (Shard(0), Shard(1)):
+            agree(BY_NAME[name], torch.float64, mesh, [placement], 6)
+
+
+@check(2, 4)
+def fifty_steps(_: Path) -> None:
+    mesh = mesh_1d()
+    torch_calls = [{"foreach": False}, {"foreach": True}] if dist.get_world_size() == 2 else []
+    for backend in ({}, *torch_calls):
+        for dtype in (torch.float64, torch.float32):
+            agree(DEFAULTS, dtype, mesh, [Shard(0)], 50, **backend)
+
+
+@check(2)
+def the_kernels_of_the_gpu(_: Path) -> None:
+    """In Triton's interpreter."""
+    from adamo_optim import cuda, sharded
+
+    native, sharded.fused_backend = sharded.fused_backend, lambda device: cuda
+    for name, placement in (("sampled_number", Shard(0)), ("defaults", Shard(1))):
+        agree(BY_NAME[name], torch.float32, mesh_1d(), [placement], 3)
+    sharded.fused_backend = native
+
+
+@check(2, 4)
+def stochastic_rounding_is_that_of_the_whole(_: Path) -> None:
+    for placement in (Shard(0), Shard(1)):
+        for backend in ({"foreach": False}, {}):
+            case = BY_NAME["stochastic_rounding"]
+            _, actual = agree(case, torch.bfloat16, mesh_1d(), [placement], 4, **backend)
+            p = actual.param_groups[0]["params"][0]
+            if p._local_tensor.numel():
+                found = "scatters" in actual.explain()[0].note
+                assert found == (placement == Shard(1) and not backend)
+
+
+@check(4)
+def meshes_of_two_dimensions(_: Path) -> None:
+    mesh = init_device_mesh("cpu", (2, 2))
+    for name in ("defaults", "sampled_previous", "cosine_test"):
+        for placements in (
+            [Replicate(), Shard(0)],
+            [Shard(0), Replicate()],
+            [Shard(0), Shard(1)],
+            [Shard(1), Shard(0)],
+            [Shard(0), Shard(0)],
+            [Replicate(), Replicate()],
+        ):
+            agree(BY_NAME[name], torch.float64, mesh, placements, 10)
+
+
+@check(4)
+def a_part_of_the_world_and_two_meshes(_: Path) -> None:
+    """Half of the ranks have a mesh of two dimensions to themselves; another mesh has all."""
+    rank = dist.get_rank()
+    parts = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("part", "a", "b"))
+    mesh = parts["a", "b"]
+    case = BY_NAME["defaults"]
+    agree(case, torch.float64, mesh, [Shard(0), Shard(1)], 4)
+
+    expected = [nn.Parameter(x) for x in weights(torch.float64)[:3]]
+    actual = [
+        nn.Parameter(spread(weights(torch.float64)[0], mesh, [Shard(0), Replicate()])),
+        nn.Parameter(spread(weights(torch.float64)[1], mesh_1d(), [Shard(1)])),
+        nn.Parameter(weights(torch.float64)[2]),  # an ordinary parameter beside them
+    ]
+    pair = AdamO(expected), AdamO(actual)
+    for step in range(4):
+        for optimizer in pair:
+            set_gradients(optimizer, gradients(torch.float64, step)[:3])
+            optimizer.step()
+    compare(*pair, 1e-10, f"two meshes on rank {rank}")
+
+
+# ---- what all ranks must agree on ----------------------------------------------------------------
+
+
+@check(2, 4)
+def what_is_not_finite_on_one_rank(_: Path) -> None:
+    for bad in (torch.nan, torch.inf):
+        for placement in (Shard(0), Replicate()):
+            expected, actual = optimizers(DEFAULTS, torch.float64, mesh_1d(), [placement])
+            for step in range(3):
+                grads = gradients(torch.float64, step)
+                if step == 1:
+                    grads[0][-1, -1] = bad  # Shard(0): the last rank's
+                for optimizer in (expected, actual):
+                    set_gradients(optimizer, grads)
+                p = actual.param_groups[0]["params"][0]
+                if step == 1 and placement == Replicate() and dist.get_rank() != 1:
+                    p.grad._local_tensor.nan_to_num_(0.0, 0.0, 0.0)  # only rank 1 sees it
+                expected.step()
+                actual.step()
+                if step == 1:
+                    rows = [o.diagnostics(synchronize=True) for o in (expected, actual)]
+                    flags = [row["group0.param0"]["guard_nonfinite"] for row in rows]
+                    assert flags == [1.0, 1.0], flags
+            compare(expected, actual, 1e-10, f"{bad} {placement}")
+
+
+@check(2)
+def a_gradient_that_one_rank_has_not(_: Path) -> None:
+    """Zeros stand in for it: the others' shards must not move by a law of their own."""
+    expected, actual = optimizers(DEFAULTS, torch.float64, mesh_1d(), [Shard(0)])
+    for step in range(4):
+        grads = gradients(torch.float64, step)
+        grads[0][4:] = 0
+        for optimizer in (expected, actual):
+            set_gradients(optimizer, grads)
+        if dist.get_rank() == 1:
+            actual.param_groups[0]["params"][0].grad = None
+        expected.step()
+        actual.step()
+    compare(expected, actual, 1e-10, "one rank without a gradient")
+    before = [p.detach().clone() for p in actual.param_groups[0]["params"]]
+    actual.zero_grad()
+    actual.step()  # no gradient at all: nothing happens
+    assert all(
+        torch.equal(p._local_tensor, q._local_tensor)
+        for p, q in zip(actual.param_groups[0]["params"], before, strict=True)
+    )
+
+
+@check(2, 4)
+def two_collectives_a_step(_: Path) -> None:
+    """All parameters of a mesh together, whatever their backends, dtypes and gradients."""
+    world = dist.get_world_size()
+    meshes = [mesh_1d()] + ([init_device_mesh("cpu", (2, 2))] if world == 4 else [])
+    params = [
+        nn.Parameter(spread(x.to(dtype), mesh, [Shard(0)] * mesh.ndim))
+        for mesh in meshes
+        for dtype in (torch.float32, torch.float64, torch.bfloat16)
+        for x in weights(torch.float64)
+    ]
+    groups = [{"params": params[::2], "foreach": False}, {"params": params[1::2]}]
+    optimizer = AdamO(groups)
+    for p in params[3:]:
+        p.grad = torch.ones_like(p)
+    for _step in range(2):
+        with CommDebugMode() as counter:
+            optimizer.step()
+        assert counter.get_total_counts() == 2 * len(meshes), counter.get_comm_counts()
+    with CommDebugMode() as counter:
+        optimizer.explain()
+        optimizer.diagnostics(synchronize=True)
+    assert counter.get_total_counts() == 0
+
+
+@check(2)
+def gradients_that_are_still_sums(_: Path) -> None:
+    """Partial: what tensor parallelism leaves on replicated parameters. Added up, once."""
+    mesh = mesh_1d()
+    expected, actual = optimizers(DEFAULTS, torch.float64, mesh, [Replicate()])
+    for step in range(4):
+        grads = gradients(torch.float64, step)
+        set_gradients(expected, grads)
+        for p, g in zip(actual.param_groups[0]["params"], grads, strict=True):
+            share = 0.25 if dist.get_rank() == 0 else 0.75
+            p.grad = None if g is None else DTensor.from_local(share * g, mesh, [Partial()])
+        expected.step()
+        actual.step()
+    compare(expected, actual, 1e-10, "Partial")
+
+
+@check(2)
+def what_is_refused(_: Path) -> None:
+    mesh = mesh_1d()
+    partial = DTensor.from_local(torch.ones(3, 3), mesh, [Partial()])
+    with pytest.raises(RuntimeError, match="one term of a sum"):
+        AdamO([nn.Parameter(partial)])
+    p = nn.Parameter(spread(torch.ones(4, 4), mesh, [Shard(0)]))
+    with pytest.raises(RuntimeError, match=r"differentiable=True.*DTensor"):
+        AdamO([p], differentiable=True)
+    optimizer = AdamO([p])
+    other = init_device_mesh("cpu", (2,), mesh_dim_names=("other",))
+    p.grad = spread(torch.ones(4, 4), mesh, [Shard(0)])
+    p.grad = DTensor.from_local(p.grad._local_tensor, other, [Shard(0)])
+    with pytest.raises(RuntimeError, match="on the mesh of the parameter"):
+        optimizer.step()
+
+
+# ---- FSDP2 ---------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """A convolution before a norm (scale-invariant), a zero head, odd sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 5, 3, bias=False)
+        self.norm = nn.GroupNorm(1, 5)
+        self.hidden = nn.Linear(30, 8)  # tensor parallelism needs even parts
+        self.head = nn.Linear(8, 3)
+        with torch.no_grad():
+            self.head.weight.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return self.head(torch.tanh(self.hidden(x)))
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(8, 3, 8, generator=torch.Generator().manual_seed(step))
+
+
+def net(dtype: torch.dtype = torch.float64) -> Net:
+    torch.manual_seed(1)
+    return Net().to(dtype)
+
+
+def train(
+    model: nn.Module, optimizer: Any, steps: range, micro: int = 1, clip: float = 0.0
+) -> None:
+    """All ranks see the same batch, so that the mean of their gradients is that of one process."""
+    dtype = next(iter(model.parameters())).dtype
+    for step in steps:
+        optimizer.zero_grad()
+        for k in range(micro):
+            loss = (model(batch(10 * step + k).to(dtype)) - 1).square().mean() / micro
+            loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def shard(model: Net, **options: Any) -> Net:
+    for layer in (model.conv, model.hidden):
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def options_by_name(model: nn.Module) -> list[dict[str, Any]]:
+    groups = param_groups(model, batch(0), overrides={"hidden.*": {"weight_decay": 5e-3}})
+    assert {group["rule"] for group in groups} == {"general", "low_dim", "scale_invariant"}
+    return groups
+
+
+@check(2, 4)
+def fully_sharded_training(_: Path) -> None:
+    for options, micro, clip in (({}, 1, 0.0), ({"previous_gradient": "sampled"}, 3, 0.05)):
+        plain = net()
+        expected = AdamO(options_by_name(plain), lr=1e-2, **options)
+        model = net()
+        groups = options_by_name(model)
+        shard(model)
+        actual = AdamO(rebind(groups, model), lr=1e-2, **options)
+        train(plain, expected, range(20), micro, clip)
+        train(model, actual, range(20), micro, clip)
+        compare(expected, actual, 1e-9, f"FSDP2 {options}")
+        rows = [
+            (r.name, r.shape, r.rule, r.reason) for o in (expected, actual) for r in o.explain()
+        ]
+        assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
+        old, new = (o.diagnostics(synchronize=True) for o in (expected, actual))
+        assert old.keys() == new.keys()
+        for name, row in old.items():
+            assert new[name] == pytest.approx(row, rel=1e-7, abs=1e-9, nan_ok=True), name
+
+
+@check(4)
+def hybrid_and_tensor_parallel(_: Path) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for hybrid in (True, False):
+        plain, model = net(), net()
+        expected = AdamO(options_by_name(plain), lr=1e-2, previous_gradient="sampled")
+        groups = options_by_name(model)
+        if hybrid:
+            shard(model, mesh=mesh)
+        else:
+            plan = {"hidden": ColwiseParallel(), "head": RowwiseParallel()}
+            parallelize_module(model, mesh["tp"], plan)
+            shard(model, mesh=mesh["dp"])
+        actual = AdamO(rebind(groups, model), lr=1e-2, previous_gradient="sampled")
+        train(plain, expected, range(10))
+        train(model, actual, range(10))
+        compare(expected, actual, 1e-9, f"hybrid {hybrid}")
+
+
+@check(2)
+def policies_and_meta_device(_: Path) -> None:
+    plain = net(torch.float32)
+    expected = AdamO(plain.named_parameters(), lr=1e-2)
+    train(plain, expected, range(10))
+
+    model = shard(net(torch.float32), offload_policy=CPUOffloadPolicy(pin_memory=False))
+    optimizer = AdamO(model.named_parameters(), lr=1e-2)
+    train(model, optimizer, range(10))
+    compare(expected, optimizer, 1e-4, "CPU offload")
+
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = shard(net(torch.float32), mp_policy=mixed)
+    optimizer = AdamO(model.named_parameters(), lr=1e-2)
+    train(model, optimizer, range(10))
+    for p in model.parameters():
+        assert p.dtype == optimizer.state[p]["exp_avg"].dtype == torch.float32
+    assert distance(model.hidden.weight, plain.hidden.weight) < 0.05
+
+    with torch.device("meta"):
+        model = Net()
+    shard(model)
+    early = AdamO(model.named_parameters(), lr=1e-2)  # before there are any values
+    model.to_empty(device="cpu")
+    source = dict(net(torch.float32).named_parameters())
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(distribute_tensor(source[name].detach(), p.device_mesh, p.placements))
+    pairs = zip(early.param_groups[0]["params"], model.parameters(), strict=True)
+    assert all(p is q for p, q in pairs)
+    train(model, early, range(10))
+    compare(expected, early, 1e-4, "meta device")
+
+
+@check(2)
+def other_wrappers(_: Path) -> None:
+    """DistributedDataParallel, ZeroRedundancyOptimizer; FSDP1 is refused."""
+    plain = net()
+    expected = AdamO(plain.parameters(), lr=1e-2)
+    train(plain, expected, range(10))
+    for zero in (False, True):
+        model = net()
+        wrapped = DistributedDataParallel(model)
+        if zero:
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=AdamO, lr=1e-2)
+        else:
+            optimizer = AdamO(wrapped.parameters(), lr=1e-2)
+        train(wrapped, optimizer, range(10))
+        for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+            assert distance(q, p) < 1e-10
+        if zero:
+            optimizer.consolidate_state_dict(to=0)
+            if dist.get_rank() == 0:
+                optimizer.load_state_dict(optimizer.state_dict())
+    for original in (False, True):
+        flat = FullyShardedDataParallel(
+            net(), device_id=torch.device("cpu"), use_orig_params=original
+        )
+        with pytest.raises(RuntimeError, match=r"FSDP1.*fully_shard"):
+            AdamO(flat.parameters())
+
+
+@check(2)
+def a_run_that_began_with_adamw(_: Path) -> None:
+    ends = []
+    for sharded in (False, True):
+        model = shard(net()) if sharded else net()
+        adamw = torch.optim.AdamW(model.named_parameters(), lr=1e-2, weight_decay=0.02)
+        train(model, adamw, range(5))
+        ends.append(AdamO.from_adamw(adamw))
+        train(model, ends[-1], range(5, 10))
+    compare(ends[0], ends[1], 1e-9, "from AdamW")
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+# every kind of g⁻, by layer
+KINDS = {
+    "conv.*": {"previous_gradient": "sampled"},
+    "hidden.weight": {"previous_gradient": "sampled"},
+    "head.*": {"previous_gradient": "bfloat16"},
+}
+UNSAMPLED = {"head.*": {"previous_gradient": "bfloat16"}}
+
+
+def model_and_optimizer(sharded: bool, kinds: Any = KINDS) -> tuple[Net, AdamO]:
+    model = net()
+    groups = param_groups(model, batch(0), overrides=kinds)
+    if sharded:
+        shard(model)
+        groups = rebind(groups, model)
+    return model, AdamO(groups, lr=1e-2)
+
+
+def save(model: nn.Module, optimizer: AdamO, folder: Path, flat: bool) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model_state, state = get_state_dict(model, optimizer, options=options)
+    dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder)
+
+
+def load(model: nn.Module, optimizer: AdamO, folder: Path, flat: bool) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model_state, state = get_state_dict(model, optimizer, options=options)
+    dcp.load({"model": model_state, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=model_state, optim_state_dict=state, options=options
+    )
+
+
+def expected_after(steps: int, kinds: Any = KINDS) -> tuple[Net, AdamO]:
+    model, optimizer = model_and_optimizer(sharded=False, kinds=kinds)
+    train(model, optimizer, range(steps))
+    return model, optimizer
+
+
+@check(2)
+def a_checkpoint_of_two_ranks(folder: Path) -> None:
+    model, optimizer = model_and_optimizer(sharded=True)
+    for p in model.parameters():
+        for key in ("exp_avg", "exp_avg_sq"):
+            buffer = optimizer.state[p][key]
+            assert (buffer.device_mesh, buffer.placements) == (p.device_mesh, p.placements)
+        assert all(
+            value.dim() == 0
+            for key, value in optimizer.state[p].items()
+            if "exp" not in key
+            if key != "previous_grad"
+        )
+    train(model, optimizer, range(5))
+    for flat in (False, True):
+        save(model, optimizer, folder / f"of-2-{flat}", flat)
+    train(model, optimizer, range(5, 10))  # saving has changed nothing
+    compare(expected_after(10)[1], optimizer, 1e-9, "after saving")
+
+
+@check(4)
+def a_checkpoint_on_four_ranks(folder: Path) -> None:
+    for flat in (False, True):
+        model, optimizer = model_and_optimizer(sharded=True)
+        load(model, optimizer, folder / f"of-2-{flat}", flat)
+        train(model, optimizer, range(5, 10))
+        compare(expected_after(10)[1], optimizer, 1e-9, f"2 → 4 ranks, flat {flat}")
+        save(model, optimizer, folder / f"of-4-{flat}", flat)
+        model, optimizer = model_and_optimizer(sharded=True, kinds=UNSAMPLED)
+        train(model, optimizer, range(10))
+        save(model, optimizer, folder / f"of-4-unsampled-{flat}", flat)
+
+
+@check(1)
+def a_checkpoint_on_one_rank(folder: Path) -> None:
+    for flat in (False, True):
+        model, optimizer = model_and_optimizer(sharded=True)
+        load(model, optimizer, folder / f"of-4-{flat}", flat)
+        train(model, optimizer, range(10, 15))
+        compare(expected_after(15)[1], optimizer, 1e-9, f"4 → 1 rank, flat {flat}")
+
+
+@check(2)
+def full_state_dicts(_: Path) -> None:
+    """To one process and back."""
+    model, optimizer = model_and_optimizer(sharded=True)
+    train(model, optimizer, range(5))
+    full = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model_state, state = get_state_dict(model, optimizer, options=full)
+    again, resumed = model_and_optimizer(sharded=True)
+    broadcast = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    # only rank 0 has anything; set_state_dict would not enter the collectives on the others
+    set_model_state_dict(again, copy.deepcopy(model_state), options=broadcast)
+    set_optimizer_state_dict(again, resumed, copy.deepcopy(state), options=broadcast)
+    expected = expected_after(10)[1]
+    train(again, resumed, range(5, 10))
+    compare(expected, resumed, 1e-9, "full → sharded")
+    if dist.get_rank() == 0:
+        plain, single = model_and_optimizer(sharded=False)
+        set_state_dict(plain, single, model_state_dict=model_state, optim_state_dict=state)
+        train(plain, single, range(5, 10))
+        compare(expected, single, 1e-9, "full → one process")
+    # an ordinary state_dict of one process, into sharded parameters
+    plain, single = expected_after(5)
+    with torch.no_grad():
+        again, resumed = model_and_optimizer(sharded=True)
+        for p, q in zip(plain.parameters(), again.parameters(), strict=True):
+            q.copy_(distribute_tensor(p.detach(), q.device_mesh, q.placements))
+    resumed.load_state_dict(copy.deepcopy(single.state_dict()))
+    train(again, resumed, range(5, 10))
+    compare(expected, resumed, 1e-9, "one process → sharded")
+
+
+@check(2)
+def a_slice_of_one_process_by_columns(_: Path) -> None:
+    """previous_gradient="sampled": every rank takes its columns of the loaded slice."""
+    case = BY_NAME["sampled_number"]
+    expected, actual = optimizers(case, torch.float64, mesh_1d(), [Shard(1)])
+    for step in range(6):
+        if step == 3:
+            actual.load_state_dict(copy.deepcopy(expected.state_dict()))
+        for optimizer in (expected, actual):
+            set_gradients(optimizer, gradients(torch.float64, step))
+            optimizer.step()
+    compare(expected, actual, 1e-10, "slice by columns")
+
+
+@check(2)
+def frozen_parameters(_: Path) -> None:
+    for backend in ({"foreach": True}, {"foreach": False}, {}):
+        expected, actual = optimizers(DEFAULTS, torch.float64, mesh_1d(), [Shard(0)], **backend)
+        for step in range(6):
+            for optimizer in (expected, actual):
+                set_gradients(optimizer, gradients(torch.float64, step))
+                for i, p in enumerate(optimizer.param_groups[0]["params"]):
+                    p.requires_grad_(i != 0 or step % 2 == 0)
+                    if step == 5 or not p.requires_grad:  # at last all of them, after training
+                        p.grad = None
+                        p.requires_grad_(False)
+                optimizer.step()
+        compare(expected, actual, 1e-10, f"frozen {backend}")
+
+
+def test_a_checkpoint_older_than_an_option() -> None:
+    model, optimizer = expected_after(3)
+    old = copy.deepcopy(optimizer.state_dict())
+    for group in old["param_groups"]:
+        del group["rounding"], group["low_dim_scale"]
+    again, resumed = model_and_optimizer(sharded=False)
+    again.load_state_dict(model.state_dict())
+    resumed.load_state_dict(old)
+    train(again, resumed, range(3, 6))
+    compare(expected_after(6)[1], resumed, 1e-12, "old checkpoint")
+
+
+# ---- the tests -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("distributed")
+
+
+@pytest.fixture(scope="module")
+def on_2_ranks(folder: Path) -> dict[str, str]:
+    return outcomes(__name__, 2, folder)
+
+
+@pytest.fixture(scope="module")
+def on_4_ranks(folder: Path, on_2_ranks: dict[str, str]) -> dict[str, str]:
+    return outcomes(__name__, 4, folder)  # after the other launch, whose checkpoint it loads
+
+
+@pytest.fixture(scope="module")
+def on_1_rank(folder: Path, on_4_ranks: dict[str, str]) -> dict[str, str]:
+    return outcomes(__name__, 1, folder)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable:UserWarning")
+def test_one_process_continues_what_four_ranks_saved(
+    flat: bool, folder: Path, on_4_ranks: dict[str, str]
+) -> None:
+    """Without FSDP2. A sampled slice takes the way through a full state: ``full_state_dicts``."""
+    model, optimizer = model_and_optimizer(sharded=False, kinds=UNSAMPLED)
+    load(model, optimizer, folder / f"of-4-unsampled-{flat}", flat)
+    train(model, optimizer, range(10, 15))
+    compare(expected_after(15, UNSAMPLED)[1], optimizer, 1e-9, "4 ranks → one process")
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("wrap", [nn.Parameter, lambda x: x.requires_grad_()])
+def test_flat_partitions_in_the_place_of_parameters(named: bool, wrap: Any) -> None:
+    """What DeepSpeed's ZeRO does to the groups of the optimizer it is given."""
+    model = net()
+    optimizer = AdamO(model.named_parameters() if named else model.parameters())
+    flat = wrap(torch.cat([p.detach().flatten() for p in model.parameters()]).float())
+    optimizer.param_groups[0]["params"] = [flat]
+    flat.grad = torch.ones_like(flat)
+    with pytest.raises(RuntimeError, match=r"flat.*FSDP2"):
+        optimizer.step()
+
+
+def test_rebind_names_what_does_not_fit() -> None:
+    groups = param_groups(net())
+    with pytest.raises(ValueError, match=r"no parameter 'conv.weight'.*'0.weight'"):
+        rebind(groups, nn.Sequential(nn.Linear(2, 2)))
+    larger = net()
+    larger.extra = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"no group has the parameters extra.bias, extra.weight"):
+        rebind(groups, larger)
+    model = net()
+    groups = rebind(param_groups(model), torch.compile(model))  # names with _orig_mod
+    assert [p for g in groups for _, p in g["params"]] == list(model.parameters())
+
+
+def test_the_example(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--standalone", str(EXAMPLE), "--steps", "20", "--folder", str(tmp_path)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r"loss after 20 steps: ([\d.]+), and ([\d.]+) resumed", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) == pytest.approx(float(found[2]), abs=2e-6)
+
+
+@pytest.mark.parametrize("name", [function.__name__ for function in CHECKS[2]])
+def test_on_2_ranks(name: str, on_2_ranks: dict[str, str]) -> None:
+    error = on_2_ranks.get(name, "not run, because an earlier check failed")
+    assert not error, error
+
+
+@pytest.mark.parametrize("name", [function.__name__ for function in CHECKS[1]])
+def test_on_1_rank(name: str, on_1_rank: dict[str, str]) -> None:
+    error = on_1_rank.get(name, "not run, because an earlier check failed")
+    assert not error, error
+
+
+@pytest.mark.parametrize("name", [function.__name__ for function in CHECKS[4]])
+def test_on_4_ranks(name: str, on_4_ranks: dict[str, str]) -> None:
+    error = on_4_ranks.get(name, "not run, because an earlier check failed")
+    assert not error, error
