@@ -147,18 +147,23 @@ def lightning_callback(every: int = 100, **options: Any) -> Any:
     prefix = options.pop("prefix", "adamo")
 
     class AdamOCallback(pytorch.Callback):
-        last = 0  # accumulation: several batches end at the same step
+        last = 0
 
         def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-            step = trainer.global_step
-            if step == self.last:
-                return
+            # A batch may end several steps (manual optimization) or none (accumulation).
+            step, last = trainer.global_step, self.last
             self.last = step
+            if step // every == last // every or not trainer.loggers:
+                return
+
+            def log(values: dict[str, float], step: int) -> None:
+                for logger in trainer.loggers:
+                    logger.log_metrics(values, step=step)
+
             several = len(trainer.optimizers) > 1
             for i, optimizer in enumerate(trainer.optimizers):
                 if isinstance(optimizer, AdamO):
                     name = f"{prefix}{i}" if several else prefix
-                    for logger in trainer.loggers:
-                        log_diagnostics(optimizer, logger, step, every, name, **options)
+                    log_diagnostics(optimizer, log, step, 1, name, **options)
 
     return AdamOCallback()
