@@ -65,16 +65,24 @@ def make_loader(count: int = 512) -> DataLoader[Any]:
     return DataLoader(TensorDataset(points, labels), batch_size=32)
 
 
-def train(epochs: int, out: str, manual: bool, precision: Any, resume: str | None = None) -> Any:
+def train(
+    epochs: int,
+    out: str,
+    manual: bool = False,
+    precision: Any = "bf16-mixed",
+    stop: int | None = None,
+    resume: str | None = None,
+) -> L.Trainer:
     L.seed_everything(0, verbose=False)
     loader = make_loader()
     module = Classifier(next(iter(loader))[0], epochs, manual)
     trainer = L.Trainer(
-        max_epochs=epochs,
+        max_epochs=stop or epochs,
         precision=precision,
         gradient_clip_val=None if manual else 1.0,
         callbacks=[lightning_callback(every=16)],
         logger=TensorBoardLogger(out),
+        log_every_n_steps=16,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
@@ -90,10 +98,10 @@ def main() -> None:
     parser.add_argument("--out", default="lab-output/lightning", help="checkpoints, event files")
     flags = parser.parse_args()
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
-    half = train(flags.epochs // 2, flags.out, flags.manual, flags.precision)
+    settings = (flags.epochs, flags.out, flags.manual, flags.precision)
+    half = train(*settings, stop=flags.epochs // 2)
     print("resumed:")
-    path = half.checkpoint_callback.best_model_path
-    train(flags.epochs, flags.out, flags.manual, flags.precision, resume=path)
+    train(*settings, resume=half.checkpoint_callback.best_model_path)  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ def train(epochs: int, out: str, compiled: bool = True, resume_at: int = 0) -> n
             log_diagnostics(optimizer, writer, step, every=16)
         scheduler.step()
         print(f"epoch {epoch + 1}: loss {loss.item():.4f}")  # type: ignore[possibly-unbound]
-        torch.save({n: part.state_dict() for n, part in parts.items()}, f"{out}/epoch-{epoch + 1}.pt")
+        torch.save(
+            {n: part.state_dict() for n, part in parts.items()}, f"{out}/epoch-{epoch + 1}.pt"
+        )
     writer.close()
     return model
 

@@ -1,4 +1,4 @@
-"""timm with AdamO by name: a small vision transformer with layer decay and timm's own schedule.
+"""timm with AdamO by name: a small ResNet with layer decay and timm's own schedule.
 
     python examples/timm_classifier.py [--epochs 4]
 
@@ -7,57 +7,41 @@
 which timm's schedulers apply (torch's do not); AdamO's radial step follows lr, so it is scaled too.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import argparse
 
 import timm
 import torch
-from timm.optim import create_optimizer_v2, param_groups_layer_decay
+from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adamo_optim import AdamO
-from adamo_optim.integrations import with_rules
-from adamo_optim.integrations.timm import register
+from adamo_optim.integrations.timm import param_group_fn, register
 
 
 def make_model() -> nn.Module:
     torch.manual_seed(0)
-    return timm.create_model(
-        "vit_tiny_patch16_224",
-        img_size=16,
-        patch_size=4,
-        embed_dim=32,
-        depth=2,
-        num_heads=2,
-        num_classes=4,
-        qk_norm=True,
-    )
+    return timm.create_model("resnet10t", num_classes=4, channels=(16, 16, 32, 32), stem_width=8)
 
 
 def make_data(count: int = 256) -> tuple[Tensor, Tensor]:
     """Noise with a bright quarter; the label says which quarter."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 4, (count,), generator=generator)
-    images = torch.randn(count, 3, 16, 16, generator=generator)
+    images = torch.randn(count, 3, 32, 32, generator=generator)
     for image, label in zip(images, labels.tolist(), strict=True):
-        image[:, label // 2 * 8 :, label % 2 * 8 :][:, :8, :8] += 0.5
+        image[:, label // 2 * 16 :, label % 2 * 16 :][:, :16, :16] += 0.5
     return images, labels
 
 
 def make_optimizer(model: nn.Module, images: Tensor) -> AdamO:
     """timm's groups by depth and decay, split further by AdamO's rules."""
-
-    def groups(model: nn.Module) -> list[dict[str, object]]:
-        no_decay = model.no_weight_decay()  # type: ignore[operator]
-        by_depth = param_groups_layer_decay(
-            model, weight_decay=1e-3, layer_decay=0.8, no_weight_decay_list=no_decay
-        )
-        return with_rules(by_depth, model, images[:8])
-
     register()
+    groups = param_group_fn(images[:8], weight_decay=1e-3, layer_decay=0.8)
     optimizer = create_optimizer_v2(model, opt="adamo", lr=3e-3, param_group_fn=groups)
     # The short way, with rules by shape alone:
     #   create_optimizer_v2(model, opt="adamo", lr=3e-3, weight_decay=1e-3, layer_decay=0.8)
@@ -84,7 +68,9 @@ def main() -> None:
         optimizer.step()
         if (step + 1) % 8 == 0:
             rates = [group["lr"] for group in optimizer.param_groups]
-            print(f"step {step + 1}: loss {loss.item():.4f}, lr {min(rates):.1e} to {max(rates):.1e}")
+            print(
+                f"step {step + 1}: loss {loss.item():.4f}, lr {min(rates):.1e} to {max(rates):.1e}"
+            )
 
 
 if __name__ == "__main__":

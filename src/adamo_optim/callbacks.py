@@ -1,8 +1,8 @@
 """Diagnostics in your logger, in one line: TensorBoard, W&B, Accelerate, Lightning, transformers.
 
-    log_diagnostics(optimizer, writer, step)                          # in a loop of your own
-    trainer.add_callback(transformers_callback(trainer))              # transformers
-    Trainer(callbacks=[lightning_callback()])                         # Lightning
+log_diagnostics(optimizer, writer, step)                          # in a loop of your own
+trainer.add_callback(transformers_callback(trainer))              # transformers
+Trainer(callbacks=[lightning_callback()])                         # Lightning
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def transformers_callback(trainer: Any, every: int = 100, **options: Any) -> Any
         for callback in handler.callbacks:
             if not isinstance(callback, (PrinterCallback, ProgressCallback)):
                 logs = dict(values)
-                callback.on_log(trainer.args, state, trainer.control, logs=logs, model=handler.model)
+                callback.on_log(
+                    trainer.args, state, trainer.control, logs=logs, model=handler.model
+                )
 
     class AdamOCallback(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -33,8 +33,9 @@ def with_rules(
         >>> groups = [{"params": model.parameters(), "weight_decay": 0.0}]
         >>> for group in with_rules(groups, model, torch.randn(4, 4)):
         ...     print(group["rule"], group["weight_decay"], [name for name, _ in group["params"]])
-        general 0.0 ['0.weight', '2.weight']
+        scale_invariant 0.0 ['0.weight']
         low_dim 0.0 ['1.weight', '1.bias', '2.bias']
+        general 0.0 ['2.weight']
     """
     ruled = param_groups(model, example_batch, **options)
     found = {p: (i, name) for i, group in enumerate(ruled) for name, p in group["params"]}
