@@ -119,7 +119,6 @@ def scalars(folder: Any) -> dict[str, list[Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb", "ignore::ResourceWarning")
 def test_wandb_offline(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")

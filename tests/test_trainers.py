@@ -21,9 +21,6 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 pytestmark = [
     pytest.mark.slow,  # each of these libraries takes about ten seconds to import
-    # What the libraries themselves do at import and in their loops.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::PendingDeprecationWarning"),
 ]
 
 
@@ -196,7 +193,6 @@ LIGHTNING_WARNINGS = (
     "ignore:.*does not have many workers",
     "ignore:The dirpath has changed",
     "ignore:.*LeafSpec",
-    "ignore:You passed `Trainer.accelerator='cpu', precision='16-mixed'`",
 )
 lightning = pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 
