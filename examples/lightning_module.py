@@ -28,14 +28,12 @@ class Classifier(L.LightningModule):
         super().__init__()
         self.automatic_optimization = not manual
         self.example_batch, self.epochs = example_batch, epochs
-        self.net = nn.Sequential(
-            nn.Linear(20, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)
-        )
+        hidden = [nn.Linear(20, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU()]
+        self.net = nn.Sequential(*hidden, nn.Linear(64, 4))
 
     def configure_optimizers(self) -> Any:
         # self.net, not self: a copy of a LightningModule copies its Trainer as well
-        groups = param_groups(self.net, self.example_batch)
-        optimizer = AdamO(groups, lr=3e-3, foreach=True)
+        optimizer = AdamO(param_groups(self.net, self.example_batch), lr=3e-3, foreach=True)
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
@@ -61,17 +59,12 @@ def make_loader(count: int = 512) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 4, (count,), generator=generator)
     centres = torch.randn(4, 20, generator=generator)
-    points = centres[labels] + torch.randn(count, 20, generator=generator)
-    return DataLoader(TensorDataset(points, labels), batch_size=32)
+    noise = torch.randn(count, 20, generator=generator)
+    return DataLoader(TensorDataset(centres[labels] + noise, labels), batch_size=32)
 
 
 def train(
-    epochs: int,
-    out: str,
-    manual: bool = False,
-    precision: Any = "bf16-mixed",
-    stop: int | None = None,
-    resume: str | None = None,
+    epochs: int, out: str, manual: bool, precision: Any, stop: int = 0, resume: str | None = None
 ) -> L.Trainer:
     L.seed_everything(0, verbose=False)
     loader = make_loader()
@@ -84,7 +77,6 @@ def train(
         logger=TensorBoardLogger(out),
         log_every_n_steps=16,
         enable_progress_bar=False,
-        enable_model_summary=False,
     )
     trainer.fit(module, loader, ckpt_path=resume)
     return trainer

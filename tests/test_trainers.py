@@ -241,7 +241,7 @@ def test_lightning_float16(tmp_path: Path) -> None:
     module = example("lightning_module", "lightning", "tensorboard")
     if not torch.cuda.is_available():
         pytest.skip("Lightning's float16 and its GradScaler need a GPU: on a CPU it takes bfloat16")
-    trainer = module.train(2, str(tmp_path), precision="16-mixed")
+    trainer = module.train(2, str(tmp_path), False, "16-mixed")
     assert trainer.precision_plugin.scaler is not None
     assert trainer.callback_metrics["loss"] < 1.0
 
