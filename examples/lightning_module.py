@@ -37,8 +37,7 @@ class Classifier(L.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        inputs, labels = batch
-        loss = F.cross_entropy(self.net(inputs), labels)
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
         self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True)
         if not self.automatic_optimization:
             optimizer: Any = self.optimizers()
@@ -68,7 +67,6 @@ def train(
 ) -> L.Trainer:
     L.seed_everything(0, verbose=False)
     loader = make_loader()
-    module = Classifier(next(iter(loader))[0], epochs, manual)
     trainer = L.Trainer(
         max_epochs=stop or epochs,
         precision=precision,
@@ -77,8 +75,9 @@ def train(
         logger=TensorBoardLogger(out),
         log_every_n_steps=16,
         enable_progress_bar=False,
+        enable_model_summary=False,
     )
-    trainer.fit(module, loader, ckpt_path=resume)
+    trainer.fit(Classifier(next(iter(loader))[0], epochs, manual), loader, ckpt_path=resume)
     return trainer
 
 
