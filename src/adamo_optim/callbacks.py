@@ -1,0 +1,171 @@
+"""Diagnostics in your logger, in one line: TensorBoard, W&B, Accelerate, Lightning, transformers.
+
+log_diagnostics(optimizer, writer, step)                          # in a loop of your own
+trainer.add_callback(transformers_callback(trainer))              # transformers
+Trainer(callbacks=[lightning_callback()])                         # Lightning
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .optimizer import AdamO
+
+QUANTITIES = ("norm", "gradient_norm", "eta_radial", "angle")
+
+
+def log_diagnostics(
+    optimizer: Any,
+    log: Any,
+    step: int,
+    every: int = 100,
+    prefix: str = "adamo",
+    quantities: Sequence[str] = QUANTITIES,
+) -> bool:
+    """Hand the diagnostics of the last step to a logger, in one step out of ``every``.
+
+    In the other steps nothing is computed and nothing waits for the device.
+
+    Args:
+        optimizer: an AdamO that has taken a step, as it is or wrapped by Accelerate or Lightning.
+        log: a TensorBoard ``SummaryWriter``; whatever has ``log_metrics(values, step=...)``
+            (Lightning's loggers) or ``log(values, step=...)`` (``wandb``, its runs, Accelerate's
+            ``Accelerator``); or a function of (values, step).
+        step: the number of the step; it is logged where ``every`` divides it.
+        every: one step in how many is logged.
+        prefix: the values are called ``prefix/quantity/parameter``, and ``prefix/guard_…/total``
+            for the number of parameters in which a part of the guard acted.
+        quantities: which columns of :meth:`AdamO.diagnostics` are logged for every parameter.
+
+    Returns:
+        Whether this step was logged.
+
+    Example:
+        >>> for step, batch in enumerate(loader, 1):
+        ...     ...
+        ...     log_diagnostics(optimizer, writer, step)
+    """
+    if every < 1:
+        raise ValueError(f"every must be >= 1, got {every}")
+    if step % every:
+        return False
+    values = logged_values(find_adamo(optimizer), prefix, quantities)
+    if values:
+        sink(log)(values, step)
+    return bool(values)
+
+
+def logged_values(optimizer: AdamO, prefix: str, quantities: Sequence[str]) -> dict[str, float]:
+    """One number per parameter and quantity, and the sums of the guard's flags; synchronizes."""
+    rows = optimizer.diagnostics(synchronize=True)
+    known = list(next(iter(rows.values()), {}))
+    if rows and (unknown := [name for name in quantities if name not in known]):
+        raise ValueError(f"quantities must be among {', '.join(known)}; got {unknown[0]!r}")
+    values = {}
+    for quantity in quantities:
+        for name, row in rows.items():
+            # η_ρ and τ are NaN where a rule has none; a NaN norm is news.
+            if quantity in ("norm", "gradient_norm") or not math.isnan(row[quantity]):
+                values[f"{prefix}/{quantity}/{name}"] = row[quantity]
+    for quantity in known:
+        if quantity.startswith("guard_"):
+            values[f"{prefix}/{quantity}/total"] = sum(row[quantity] for row in rows.values())
+    return values
+
+
+def sink(log: Any) -> Callable[[dict[str, float], int], Any]:
+    """A function of (values, step) for any of the loggers that ``log_diagnostics`` takes."""
+    if hasattr(log, "add_scalar"):
+
+        def write(values: dict[str, float], step: int) -> None:
+            for name, value in values.items():
+                log.add_scalar(name, value, step)
+
+        return write
+    for method in ("log_metrics", "log"):
+        if hasattr(log, method):
+            return lambda values, step: getattr(log, method)(values, step=step)
+    if not callable(log):
+        raise ValueError(
+            f"log must be a SummaryWriter, a logger with log_metrics or log, or a function of "
+            f"(values, step); got {type(log).__name__}"
+        )
+    return log
+
+
+def find_adamo(optimizer: Any) -> AdamO:
+    """The AdamO inside the wrappers of Accelerate (``.optimizer``) and Lightning."""
+    found = optimizer
+    while not isinstance(found, AdamO):
+        found = getattr(found, "optimizer", None)
+        if found is None:
+            raise ValueError(f"there is no AdamO in this {type(optimizer).__name__}")
+    return found
+
+
+def transformers_callback(trainer: Any, every: int = 100, **options: Any) -> Any:
+    """A ``TrainerCallback`` that sends diagnostics wherever ``report_to`` sends the loss.
+
+    They stay out of the console and of ``trainer_state.json``, which dozens of numbers would flood.
+    ``options`` are those of :func:`log_diagnostics`.
+
+    Example:
+        >>> trainer.add_callback(transformers_callback(trainer, every=100))
+    """
+    from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+    def report(values: dict[str, float], step: int) -> None:
+        handler, state = trainer.callback_handler, trainer.state
+        for callback in handler.callbacks:
+            if not isinstance(callback, (PrinterCallback, ProgressCallback)):
+                logs = dict(values)
+                callback.on_log(
+                    trainer.args, state, trainer.control, logs=logs, model=handler.model
+                )
+
+    class AdamOCallback(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            log_diagnostics(kwargs["optimizer"], report, state.global_step, every, **options)
+
+    return AdamOCallback()
+
+
+def lightning_callback(every: int = 100, **options: Any) -> Any:
+    """A Lightning ``Callback`` that sends diagnostics of every AdamO to the trainer's loggers.
+
+    ``options`` are those of :func:`log_diagnostics`; with several optimizers the prefix is
+    followed by the optimizer's number.
+
+    Example:
+        >>> trainer = Trainer(callbacks=[lightning_callback(every=100)])
+    """
+    try:
+        pytorch = importlib.import_module("lightning.pytorch")
+    except ModuleNotFoundError:
+        pytorch = importlib.import_module("pytorch_lightning")
+    prefix = options.pop("prefix", "adamo")
+
+    class AdamOCallback(pytorch.Callback):
+        last = 0
+
+        def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            # A batch may end several steps (manual optimization) or none (accumulation).
+            step, last = trainer.global_step, self.last
+            self.last = step
+            if step // every == last // every or not trainer.loggers:
+                return
+
+            def log(values: dict[str, float], step: int) -> None:
+                for logger in trainer.loggers:
+                    logger.log_metrics(values, step=step)
+
+            several = len(trainer.optimizers) > 1
+            for i, optimizer in enumerate(trainer.optimizers):
+                if isinstance(optimizer, AdamO):
+                    name = f"{prefix}{i}" if several else prefix
+                    log_diagnostics(optimizer, log, step, 1, name, **options)
+
+    return AdamOCallback()

@@ -1,0 +1,162 @@
+"""Diagnostics in loggers, and rules for groups that a trainer made."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from adamo_optim import AdamO, param_groups
+from adamo_optim.callbacks import find_adamo, log_diagnostics
+from adamo_optim.integrations import with_rules
+
+
+def stepped() -> AdamO:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    optimizer = AdamO(param_groups(model, torch.randn(8, 4)))
+    model(torch.randn(8, 4)).square().sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+class Counter(TorchDispatchMode):
+    """Counts tensor operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **kwargs or {})
+
+
+def test_steps_that_do_not_log_touch_no_tensor() -> None:
+    optimizer, calls = stepped(), []
+    with Counter() as counter:
+        for step in range(1, 100):
+            assert not log_diagnostics(optimizer, calls.append, step, every=100)
+    assert counter.count == 0
+    assert log_diagnostics(optimizer, lambda *call: calls.append(call), 100, every=100)
+    assert [step for _, step in calls] == [100]
+
+
+def test_values() -> None:
+    calls = []
+    log_diagnostics(stepped(), lambda *call: calls.append(call), 7, every=7, prefix="run")
+    values, _ = calls[0]
+    assert {name for name in values if "/norm/" in name} == {
+        f"run/norm/{name}" for name in ("0.weight", "1.weight", "1.bias", "2.weight", "2.bias")
+    }
+    # low-dim parameters have no radial step size, and no line in the log
+    assert {"run/eta_radial/0.weight", "run/eta_radial/2.weight"} == {
+        name for name in values if "/eta_radial/" in name
+    }
+    assert values["run/guard_nonfinite/total"] == 0
+    assert all(isinstance(value, float) for value in values.values())
+
+
+def test_guard_totals_and_nan_norms_are_shown() -> None:
+    optimizer, calls = stepped(), []
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad.fill_(torch.nan)
+    optimizer.step()
+    log_diagnostics(optimizer, lambda *call: calls.append(call), 0)
+    assert calls[0][0]["adamo/guard_nonfinite/total"] == len(optimizer.param_groups[0]["params"])
+
+
+def test_an_optimizer_that_has_not_stepped_logs_nothing() -> None:
+    optimizer = AdamO(nn.Linear(2, 2).parameters())
+    assert not log_diagnostics(optimizer, pytest.fail, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every": 0}, "every must be >= 1, got 0"),
+        ({"quantities": ["rho"]}, "quantities must be among norm, .*; got 'rho'"),
+        ({"log": 3}, "log must be a SummaryWriter, .*; got int"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "there is no AdamO in this SGD"),
+    ],
+    ids=["every", "quantity", "logger", "optimizer"],
+)
+def test_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        log_diagnostics(**{"optimizer": stepped(), "log": print, "step": 0, **arguments})
+
+
+def test_find_adamo_in_wrappers() -> None:
+    class Wrapper:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+    optimizer = stepped()
+    assert find_adamo(Wrapper(Wrapper(optimizer))) is optimizer
+
+
+def test_tensorboard(tmp_path: Any) -> None:
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    optimizer = stepped()
+    with SummaryWriter(tmp_path) as writer:
+        log_diagnostics(optimizer, writer, 200)
+    (event,) = scalars(tmp_path)["adamo/norm/0.weight"]
+    norm = optimizer.diagnostics(synchronize=True)["0.weight"]["norm"]
+    assert event.step == 200
+    assert event.value == pytest.approx(norm)
+
+
+def scalars(folder: Any) -> dict[str, list[Any]]:
+    """What TensorBoard reads from the event files of a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: reader.Scalars(tag) for tag in reader.Tags()["scalars"]}
+
+
+@pytest.mark.slow
+def test_wandb_offline(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(mode="offline", dir=str(tmp_path), project="adamo") as run:
+        log_diagnostics(stepped(), run, 100)
+        log_diagnostics(stepped(), run, 200)  # W&B closes a row when the next step begins
+        summary = dict(run.summary)
+    assert summary["_step"] == 100
+    assert summary["adamo/norm/0.weight"] > 0
+    assert summary["adamo/guard_nonfinite/total"] == 0
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+# ---- groups that somebody else made ---------------------------------------------------------
+
+
+def test_with_rules_example() -> None:
+    names = {"nn": nn, "torch": torch, "with_rules": with_rules}
+    (example,) = doctest.DocTestFinder(recurse=False).find(with_rules, globs=names)
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_with_rules_keeps_options_and_order() -> None:
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    first, *rest = model.parameters()
+    given = [{"params": rest, "weight_decay": 0.0}, {"params": [("old", first)], "lr_scale": 0.5}]
+    groups = with_rules(given, model, torch.randn(8, 4), overrides={"2.bias": {"lr": 0.25}})
+    optimizer = AdamO(groups, lr=0.01)
+    columns = ("rule", "lr_scale", "lr", "weight_decay", "param_names")
+    assert [tuple(map(g.get, columns)) for g in optimizer.param_groups] == [
+        ("low_dim", None, 0.01, 0.0, ["1.weight", "1.bias"]),
+        ("general", None, 0.01, 0.0, ["2.weight"]),
+        ("low_dim", None, 0.25, 0.0, ["2.bias"]),
+        ("scale_invariant", 0.5, 0.01, 1e-3, ["0.weight"]),
+    ]
+
+
+def test_with_rules_refuses_parameters_of_another_model() -> None:
+    stranger = nn.Parameter(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"shape \(3, 2\) in group 0 is none of the model's"):
+        with_rules([{"params": [stranger]}], nn.Linear(4, 2), torch.randn(8, 4))
