@@ -2,8 +2,8 @@
 
     python examples/lightning_module.py [--epochs 4] [--manual] [--precision bf16-mixed]
 
-Lightning refuses to clip gradients under mixed precision for an optimizer that can unscale them
-itself, as AdamO's fused backend can: `foreach=True` chooses a backend that leaves it to Lightning.
+Leave `fused=True` out: the fused backend is the default, and Lightning refuses to clip gradients
+under mixed precision for an optimizer that was told so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Classifier(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         # self.net, not self: a copy of a LightningModule copies its Trainer as well
-        optimizer = AdamO(param_groups(self.net, self.example_batch), lr=3e-3, foreach=True)
+        optimizer = AdamO(param_groups(self.net, self.example_batch), lr=3e-3)
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:

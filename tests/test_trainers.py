@@ -216,12 +216,12 @@ def test_lightning_resumes_bit_for_bit(tmp_path: Path, manual: bool, precision: 
 
 @lightning
 def test_lightning_does_not_clip_for_fused_backends_under_mixed_precision(tmp_path: Path) -> None:
-    """Why the example says foreach=True."""
+    """Why the example does not say fused=True, for any optimizer."""
     module = example("lightning_module", "lightning", "tensorboard")
 
     class Fused(module.Classifier):
         def configure_optimizers(self) -> Any:
-            return AdamO(self.net.parameters())
+            return AdamO(self.net.parameters(), fused=True)
 
     fused = {row.backend for row in AdamO(nn.Linear(2, 2).parameters()).explain()} == {"fused"}
     if not fused:

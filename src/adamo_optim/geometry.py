@@ -19,7 +19,8 @@ SAMPLE = 16  # "sampled" keeps about one gradient entry in SAMPLE
 
 FLAT_PARAMETER_HELP = (
     "AdamO needs the norm of every weight tensor, and a flattened parameter has lost it. "
-    "Use FSDP2 (torch.distributed.fsdp.fully_shard) or DistributedDataParallel instead."
+    "Use FSDP2 (torch.distributed.fsdp.fully_shard) or DistributedDataParallel instead; "
+    "see docs/troubleshooting.md."
 )
 
 
@@ -208,7 +209,8 @@ def local_gradient(p: Tensor, g: Tensor, name: str) -> Tensor:
         raise RuntimeError(
             f"{name} is a DTensor on {mesh_of(p)}, and its gradient is "
             f"{f'on {mesh_of(g)}' if is_sharded(g) else 'an ordinary tensor'}. Make the gradient "
-            "a DTensor on the mesh of the parameter (torch.distributed.tensor.distribute_tensor)."
+            "a DTensor on the mesh of the parameter (torch.distributed.tensor.distribute_tensor); "
+            "see docs/troubleshooting.md."
         )
     return local(place_like(g, p))
 
@@ -225,7 +227,7 @@ def place_like(x: Any, p: Any) -> Tensor:
             raise RuntimeError(
                 "optimizer state in the form of DTensors cannot be loaded for ordinary parameters. "
                 "Load it through torch.distributed.checkpoint, or save it with "
-                "StateDictOptions(full_state_dict=True)."
+                "StateDictOptions(full_state_dict=True); see docs/troubleshooting.md."
             )
         return x
     if not is_sharded(x):
@@ -294,7 +296,7 @@ def rows_of_shard(p: Tensor) -> tuple[int, int]:
         raise RuntimeError(
             f"previous_gradient='sampled' needs shards of adjoining rows; the placements "
             f"{placements_of(p)} of a parameter of shape {tuple(p.shape)} scatter them. "
-            "Use previous_gradient='bfloat16' for it."
+            "Use previous_gradient='bfloat16' for it; see docs/troubleshooting.md."
         )
     return first, count
 
@@ -337,11 +339,15 @@ def check_parameter(p: Tensor, name: str) -> None:
     if hasattr(p, "ds_id"):
         raise RuntimeError(f"{name} is managed by DeepSpeed ZeRO. {FLAT_PARAMETER_HELP}")
     if not (p.is_floating_point() or p.is_complex()):
-        raise TypeError(f"{name} must be a floating or complex tensor, got {p.dtype}.")
+        raise TypeError(
+            f"{name} must be a floating or complex tensor, got {p.dtype}; "
+            "see docs/troubleshooting.md."
+        )
     if is_sharded(p) and any(placement.is_partial() for placement in placements_of(p)):
         raise RuntimeError(
             f"{name} is a DTensor with placements {placements_of(p)}: a rank that holds one term "
-            "of a sum knows nothing about the norm. Redistribute it to Shard or Replicate."
+            "of a sum knows nothing about the norm. Redistribute it to Shard or Replicate; "
+            "see docs/troubleshooting.md."
         )
 
 
@@ -349,5 +355,6 @@ def refuse_sparse(name: str) -> NoReturn:
     """A sparse gradient has no norm in the directions it leaves out."""
     raise RuntimeError(
         f"AdamO does not support sparse gradients, and the gradient of {name} is one. "
-        "Use sparse=False in the embedding, or torch.optim.SparseAdam for this parameter."
+        "Use sparse=False in the embedding, or torch.optim.SparseAdam for this parameter; "
+        "see docs/troubleshooting.md."
     )

@@ -174,7 +174,12 @@ class AdamO(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        return all(b.backend == "fused" and b.mesh is None for b in self._buckets())
+        """As in torch: a scaler leaves the gradients to ``step()`` where ``fused=True`` was asked for.
+
+        Not where the fused backend is merely the default: trainers then refuse to clip gradients.
+        """
+        asked = all(group["fused"] for group in self.param_groups)
+        return asked and all(b.backend == "fused" and b.mesh is None for b in self._buckets())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked and its state is laid out at once."""
