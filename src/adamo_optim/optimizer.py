@@ -174,7 +174,7 @@ class AdamO(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """As in torch: a scaler leaves the gradients to ``step()`` where ``fused=True`` was asked for.
+        """As in torch, a scaler leaves gradients to ``step()`` where ``fused=True`` was asked for.
 
         Not where the fused backend is merely the default: trainers then refuse to clip gradients.
         """
