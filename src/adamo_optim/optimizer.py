@@ -240,13 +240,32 @@ class AdamO(Optimizer):
         # The base class casts state to the parameters' dtype. This hook is the last one, so it
         # sees the dictionary as the user's hooks left it, and __setstate__ takes the values back.
         source: StateDict = {}
-        handle = self.register_load_state_dict_pre_hook(lambda _, final: source.update(final))
+
+        def look(_: Optimizer, final: StateDict) -> None:
+            self._check_state(final)
+            source.update(final)
+
+        handle = self.register_load_state_dict_pre_hook(look)
         self._loading = source
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
             self._loading = None
+
+    def _check_state(self, state_dict: StateDict) -> None:
+        """Moments that are missing or of another shape must not turn into zeros unnoticed."""
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for p, name, _, number in self._parameters():
+            state = state_dict["state"].get(saved[number]) if number < len(saved) else None
+            for moment in ("exp_avg", "exp_avg_sq") if state else ():
+                found = state.get(moment)
+                if not isinstance(found, Tensor) or found.shape != p.shape:
+                    what = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else "none"
+                    raise ValueError(
+                        f"{name} of shape {tuple(p.shape)} needs {moment} of that shape, and this "
+                        f"state_dict has {what}: it is damaged, or of another model."
+                    )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         source = self.__dict__.get("_loading")
