@@ -257,7 +257,7 @@ class AdamO(Optimizer):
         """Moments that are missing or of another shape must not turn into zeros unnoticed."""
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         for p, name, _, number in self._parameters():
-            state = state_dict["state"].get(saved[number]) if number < len(saved) else None
+            state = (state_dict["state"].get(saved[number]) if number < len(saved) else None) or {}
             for moment in ("exp_avg", "exp_avg_sq") if state else ():
                 found = state.get(moment)
                 if not isinstance(found, Tensor) or found.shape != p.shape:
