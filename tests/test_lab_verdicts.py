@@ -105,3 +105,14 @@ def test_summary() -> None:
     assert Summary.of([1, 3]).sd == pytest.approx(math.sqrt(2))
     assert Summary.of([5]).sd is None
     assert Summary.of([None]).mean is None
+
+
+def test_what_never_comes_is_not_late() -> None:
+    claim = Claim("AdamO groks later.", "grokking_epoch", "adamo_paper", ">", "adamw")
+    never: list[float | None] = [None] * 5
+    verdict = judge(claim, never, [2500.0, 2400.0, 2600.0, 2550.0, 2450.0], higher_is_better=False)
+    assert verdict.outcome == FAILS
+    assert verdict.reason == "it did not come late, it never came"
+    earlier = Claim("AdamO groks earlier.", "grokking_epoch", "adamo", "<", "adamw")
+    verdict = judge(earlier, [1900.0, 1800.0, 2000.0, 1950.0], never, higher_is_better=False)
+    assert verdict.outcome == HOLDS
