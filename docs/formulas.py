@@ -1,0 +1,64 @@
+"""LaTeX to SVG when the site is built: equations need no script and no network in the browser."""
+
+from __future__ import annotations
+
+import re
+
+import matplotlib
+from matplotlib.font_manager import FontProperties
+from matplotlib.path import Path
+from matplotlib.textpath import TextToPath
+
+EM = TextToPath.FONT_SCALE  # of the SVG's own coordinates
+MARGIN = 4.0
+LETTERS = {
+    Path.MOVETO: "M",
+    Path.LINETO: "L",
+    Path.CURVE3: "Q",
+    Path.CURVE4: "C",
+    Path.CLOSEPOLY: "Z",
+}
+# what docstrings write and mathtext does not know
+SPELLING = {r"\tfrac": r"\frac", r"\text{": r"\mathrm{", r"_{target}": r"_{\mathrm{target}}"}
+
+
+def svg(latex: str, block: bool = False) -> str:
+    """One formula as an SVG in the colour of the text around it, for HTML."""
+    latex = " ".join(latex.split())
+    source = latex
+    for theirs, ours in SPELLING.items():
+        source = source.replace(theirs, ours)
+    with matplotlib.rc_context({"mathtext.fontset": "stix"}):
+        outline = Path(*TextToPath().get_text_path(FontProperties(), f"${source}$", ismath=True))
+    box = outline.get_extents().padded(MARGIN)
+    low, high = box.min, box.max
+    width, height = high - low
+    look = f"width:{width / EM:.3f}em;height:{height / EM:.3f}em"
+    if not block:
+        look += f";vertical-align:{low[1] / EM:.3f}em"
+    return (
+        f'<svg class="{"formula" if block else "formula-inline"}" role="img" '
+        f'viewBox="{low[0]:.0f} {-high[1]:.0f} {width:.0f} {height:.0f}" style="{look}" '
+        f'aria-label="{escaped(latex)}"><path d="{drawn(outline)}"/></svg>'
+    )
+
+
+def block(latex: str) -> str:
+    """Displayed lines, as LaTeX separates them, and at wide gaps, so that phones need not scroll."""
+    lines = re.split(r"\\\\|,?\s*\\qquad", latex.replace("&", ""))
+    return '<div class="formulas">\n' + "\n".join(svg(x, block=True) for x in lines) + "\n</div>"
+
+
+def drawn(path: Path) -> str:
+    """The d of an SVG path; y points down there."""
+    parts = []
+    for points, code in path.iter_segments(simplify=False):
+        letter = LETTERS[Path.code_type(code)]
+        numbers = [f"{x:.1f} {-y:.1f}" for x, y in points.reshape(-1, 2)]
+        parts.append(letter if letter == "Z" else letter + " ".join(numbers))
+    return "".join(parts)
+
+
+def escaped(text: str) -> str:
+    """For an attribute inside Markdown: whatever either language could take for its own."""
+    return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
