@@ -66,7 +66,7 @@ browser:  ## install Chromium from Debian's packages, if it is not there
 # The theme prints an advertisement for its successor unless told not to.
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
 docs: $(STAMP)  ## build the documentation into site/; warnings are errors
-	$(MKDOCS) build --strict --quiet
+	$(MKDOCS) build --strict
 	@echo "site/index.html"
 
 docs-serve: $(STAMP)  ## show the documentation in a browser, and every change at once

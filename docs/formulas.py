@@ -28,6 +28,8 @@ def svg(latex: str, block: bool = False) -> str:
     source = latex
     for theirs, ours in SPELLING.items():
         source = source.replace(theirs, ours)
+    if block:
+        source = source.replace(r"\frac", r"\dfrac")
     with matplotlib.rc_context({"mathtext.fontset": "stix"}):
         outline = Path(*TextToPath().get_text_path(FontProperties(), f"${source}$", ismath=True))
     box = outline.get_extents().padded(MARGIN)
@@ -44,7 +46,7 @@ def svg(latex: str, block: bool = False) -> str:
 
 
 def block(latex: str) -> str:
-    """Displayed lines, as LaTeX separates them, and at wide gaps, so that phones need not scroll."""
+    """Displayed lines, as LaTeX separates them, and broken at wide gaps: phones are narrow."""
     lines = re.split(r"\\\\|,?\s*\\qquad", latex.replace("&", ""))
     return '<div class="formulas">\n' + "\n".join(svg(x, block=True) for x in lines) + "\n</div>"
 

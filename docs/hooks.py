@@ -26,7 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
         name = path.relative_to(ROOT).as_posix()
         code = path.read_text()
         title = f"---\ntitle: {name}\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n"
-        fence = "`" * (1 + max(map(len, re.findall("`+", code)), default=2))
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
         page = f'{title}# {name}\n\n{fence}python linenums="1"\n{code}{fence}\n'
         files.append(File.generated(config, page_of(name), content=page))
     return files
@@ -39,13 +39,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def link(found: re.Match[str]) -> str:
         target = posixpath.relpath(page_of(found["path"]), here or ".")
-        line = f"#__codelineno-0-{found['line']}" if found["line"] else ""
-        return f"]({target}{line})"
+        return f"]({target})" + (f"{{ data-line={found['line']} }}" if found["line"] else "")
 
     markdown = LINK.sub(link, markdown)
     markdown = re.sub(r"^(\s*```python) no-run.*$", r"\1", markdown, flags=re.MULTILINE)
     display = re.compile(r"^\$\$\s*(.+?)\s*\$\$$", re.MULTILINE | re.DOTALL)
     return display.sub(lambda found: formulas.block(found[1]), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Lines come last: MkDocs, which checks links, does not see the anchors in a listing."""
+    marked = re.compile(r'<a data-line="(\d+)" href="([^"#]+)"')
+    return marked.sub(r'<a href="\2#__codelineno-0-\1"', html)
 
 
 def page_of(path: str) -> str:
