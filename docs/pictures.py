@@ -27,7 +27,7 @@ from adamo_optim import AdamO, param_groups
 
 ROOT = Path(__file__).parents[1]
 RADIAL, TANGENTIAL = "#009E73", "#CC79A7"
-ADAMW, ADAMO, PAPER = (REGISTRY[key].colour for key in ("adamw", "adamo", "adamo_paper"))
+ADAMW, ADAMO = REGISTRY["adamw"].colour, REGISTRY["adamo"].colour
 
 
 # --- the method
@@ -111,10 +111,10 @@ def trajectory() -> Figure:
 def guard() -> Figure:
     """The norm of a weight under Algorithm 1 to the letter, and under the guard."""
     figure, (axes,) = canvas(height=3.0)
-    for label, guarded, colour in (("guard=False: the paper to the letter", False, PAPER),
+    for label, guarded, colour in (("guard=False: the paper to the letter", False, "#555555"),
                                    ("guard=True, the default", True, ADAMO)):  # fmt: skip
         norms = guarded_run(guarded)
-        axes.plot(range(len(norms)), norms, color=colour, label=label)
+        axes.plot(range(len(norms)), norms, "-" if guarded else "--", color=colour, label=label)
     axes.set(
         xlabel="step", ylim=(0.01, 2e4), title="norm of the embedding, modular addition with λ = 1"
     )
