@@ -8,6 +8,7 @@ MARKS ?= not slow
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+PACKAGE_ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -15,7 +16,8 @@ STAMP := $(VENV)/.installed
 PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench sanitize browser docs docs-serve docs-figures ci clean
+.PHONY: help venv demo test lint format bench sanitize browser docs docs-serve docs-figures \
+  package check-package ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +77,13 @@ docs-serve: $(STAMP)  ## show the documentation in a browser, and every change a
 docs-figures: $(STAMP)  ## draw the documentation's pictures and tables anew, from code and records
 	$(PY) docs/pictures.py
 	$(PY) docs/tables.py
+
+package: $(STAMP)  ## build an sdist, a wheel with the native kernel and a pure one into dist/
+	$(PY) scripts/package.py build
+
+# Downloads several versions of torch: for a release, not for every commit.
+check-package: $(STAMP)  ## install what `make package` built into clean environments, with each torch
+	$(PY) scripts/package.py check $(if $(INDEX_URL),--index-url $(INDEX_URL)) $(PACKAGE_ARGS)
 
 ci:  ## what continuous integration runs: all tests, lint, the documentation and a quick demo
 	.ci/run
