@@ -31,16 +31,15 @@ def svg(latex: str, block: bool = False) -> str:
     if block:
         source = source.replace(r"\frac", r"\dfrac")
     with matplotlib.rc_context({"mathtext.fontset": "stix"}):
-        outline = Path(*TextToPath().get_text_path(FontProperties(), f"${source}$", ismath=True))
+        text = TextToPath().get_text_path(FontProperties(), f"${source}$", ismath=True)
+    outline = Path(text[0], text[1])
     box = outline.get_extents().padded(MARGIN)
-    low, high = box.min, box.max
-    width, height = high - low
-    look = f"width:{width / EM:.3f}em;height:{height / EM:.3f}em"
+    look = f"width:{box.width / EM:.3f}em;height:{box.height / EM:.3f}em"
     if not block:
-        look += f";vertical-align:{low[1] / EM:.3f}em"
+        look += f";vertical-align:{box.y0 / EM:.3f}em"
     return (
         f'<svg class="{"formula" if block else "formula-inline"}" role="img" '
-        f'viewBox="{low[0]:.0f} {-high[1]:.0f} {width:.0f} {height:.0f}" style="{look}" '
+        f'viewBox="{box.x0:.0f} {-box.y1:.0f} {box.width:.0f} {box.height:.0f}" style="{look}" '
         f'aria-label="{escaped(latex)}"><path d="{drawn(outline)}"/></svg>'
     )
 

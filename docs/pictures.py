@@ -57,9 +57,9 @@ def arrow(
     axes: Axes, start: Tensor, step: Tensor, colour: str, label: str,
     offset: tuple[float, float], side: str = "left",
 ) -> None:  # fmt: skip
-    end = (start + step).tolist()
+    begin, end = tuple(start.tolist()), tuple((start + step).tolist())
     arrowprops = {"arrowstyle": "-|>", "color": colour, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", end, start.tolist(), arrowprops=arrowprops)
+    axes.annotate("", end, begin, arrowprops=arrowprops)
     where = (end[0] + offset[0], end[1] + offset[1])
     axes.annotate(label, where, color=colour, fontweight="bold", ha=side, va="center")
 
@@ -133,9 +133,10 @@ def guarded_run(guarded: bool, steps: int = 300, p: int = 23, width: int = 32) -
     )
     numbers = torch.arange(p)
     pairs = torch.cartesian_prod(numbers, numbers)[torch.randperm(p * p)[: int(0.3 * p * p)]]
-    settings = {"radial_lr": 1e-3, "weight_decay": 1.0, "curvature_target": 1.0}
     parameters = nn.ModuleList([embedding, hidden, head]).parameters()
-    optimizer = AdamO(parameters, lr=1e-3, guard=guarded, **settings)
+    optimizer = AdamO(
+        parameters, lr=1e-3, weight_decay=1.0, radial_lr=1e-3, curvature_target=1.0, guard=guarded
+    )
     norms = []
     for _ in range(steps):
         norms.append(embedding.weight.detach().norm().item())

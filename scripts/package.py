@@ -111,7 +111,7 @@ def check(torches: list[str], index: str) -> None:
                 options = ["--force-reinstall", "--no-deps", "--no-build-isolation"]
                 run(*install, *options, archive, ADAMO_NATIVE="1")
                 code = SMOKE.format(native=archive != pure)
-                subprocess.run([python, "-W", "error", "-c", code], check=True, cwd=folder)
+                subprocess.run([python, "-I", "-W", "error", "-c", code], check=True, cwd=folder)
 
 
 def main() -> None:
