@@ -8,6 +8,7 @@ MARKS ?= not slow
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+PACKAGE_ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -15,10 +16,11 @@ STAMP := $(VENV)/.installed
 PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench sanitize browser ci clean
+.PHONY: help venv demo test lint format bench sanitize browser docs docs-serve docs-figures \
+  package check-package ci clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## make .venv and install the package into it with everything for development
 
@@ -63,9 +65,29 @@ sanitize: $(STAMP)  ## the native kernel's tests under AddressSanitizer and UBSa
 browser:  ## install Chromium from Debian's packages, if it is not there
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -yq chromium; }
 
-ci:  ## what continuous integration runs: all tests, lint and a quick demo
+# The theme prints an advertisement for its successor unless told not to.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
+docs: $(STAMP)  ## build the documentation into site/; warnings are errors
+	$(MKDOCS) build --strict
+	@echo "site/index.html"
+
+docs-serve: $(STAMP)  ## show the documentation in a browser, and every change at once
+	$(MKDOCS) serve
+
+docs-figures: $(STAMP)  ## draw the documentation's pictures and tables anew, from code and records
+	$(PY) docs/pictures.py
+	$(PY) docs/tables.py
+
+package: $(STAMP)  ## build an sdist, a wheel with the native kernel and a pure one into dist/
+	$(PY) scripts/package.py build
+
+# Downloads several versions of torch: for a release, not for every commit.
+check-package: $(STAMP)  ## install what `make package` built into clean environments, with each torch
+	$(PY) scripts/package.py check $(if $(INDEX_URL),--index-url $(INDEX_URL)) $(PACKAGE_ARGS)
+
+ci:  ## what continuous integration runs: all tests, lint, the documentation and a quick demo
 	.ci/run
 
 clean:  ## remove .venv, caches and what programs wrote
-	rm -rf $(VENV) build dist demo-output bench-output lab-output .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site demo-output bench-output lab-output .pytest_cache .ruff_cache .hypothesis
 	find src tests examples -name '__pycache__' -prune -exec rm -rf {} + -o -name '*.egg-info' -prune -exec rm -rf {} +

@@ -1,0 +1,57 @@
+"""What the site's build adds to Markdown; without it the pages still read well on a code host.
+
+- ``$$ … $$`` becomes an SVG (see formulas.py).
+- A link to a file of the repository, such as ``../src/adamo_optim/control.py#L125``, becomes a link
+  to a page that shows that file, at that line.
+- The mark ``no-run`` of a code block (see tests/test_docs.py) is taken away.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import formulas
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+SHOWN = ("examples/*.py", "src/adamo_optim/*.py", "src/adamo_lab/*.py", "docs/*.py")
+LINK = re.compile(r"\]\(\.\./(?P<path>[\w./-]+\.py)(?:#L(?P<line>\d+))?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for path in sorted(path for pattern in SHOWN for path in ROOT.glob(pattern)):
+        name = path.relative_to(ROOT).as_posix()
+        code = path.read_text()
+        title = f"---\ntitle: {name}\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n"
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
+        page = f'{title}# {name}\n\n{fence}python linenums="1"\n{code}{fence}\n'
+        files.append(File.generated(config, page_of(name), content=page))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    if page.file.src_uri.startswith("source/"):
+        return markdown
+    here = posixpath.dirname(page.file.src_uri)
+
+    def link(found: re.Match[str]) -> str:
+        target = posixpath.relpath(page_of(found["path"]), here or ".")
+        return f"]({target})" + (f"{{ data-line={found['line']} }}" if found["line"] else "")
+
+    markdown = LINK.sub(link, markdown)
+    markdown = re.sub(r"^(\s*```python) no-run.*$", r"\1", markdown, flags=re.MULTILINE)
+    display = re.compile(r"^\$\$\s*(.+?)\s*\$\$$", re.MULTILINE | re.DOTALL)
+    return display.sub(lambda found: formulas.block(found[1]), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Lines come last: MkDocs, which checks links, does not see the anchors in a listing."""
+    marked = re.compile(r'<a data-line="(\d+)" href="([^"#]+)"')
+    return marked.sub(r'<a href="\2#__codelineno-0-\1"', html)
+
+
+def page_of(path: str) -> str:
+    return f"source/{path}.md"

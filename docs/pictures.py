@@ -1,0 +1,353 @@
+"""The pictures of the documentation: python docs/pictures.py [folder]
+
+Curves of optimizers come from real steps of the real optimizers, results and speed from the records
+in results/. Everything is seeded; no picture needs more than seconds on one core.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+from tables import records
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adamo_lab.figures.look import DPI, INK, canvas, log_axis, style
+from adamo_lab.optimizers import REGISTRY
+from adamo_lab.records import Record
+from adamo_optim import AdamO, param_groups
+
+ROOT = Path(__file__).parents[1]
+RADIAL, TANGENTIAL = "#009E73", "#CC79A7"
+ADAMW, ADAMO = REGISTRY["adamw"].colour, REGISTRY["adamo"].colour
+
+
+# --- the method
+
+
+def split() -> Figure:
+    """A gradient and its two parts, in the plane."""
+    figure, (axes,) = canvas(height=3.5)
+    w, g = torch.tensor([2.1, 1.3]), torch.tensor([0.35, 1.55])
+    along = (g @ w) / (w @ w) * w
+    axes.add_patch(Circle((0, 0), float(w.norm()), fill=False, color="#bbbbbb", linestyle=":"))
+    arrow(axes, torch.zeros(2), w, INK, "w", (0.35, -0.22))
+    arrow(axes, w, g, ADAMW, "g", (0.12, 0.02))
+    arrow(axes, w, along, RADIAL, "φ$^ρ$(g), radial", (0.12, -0.06))
+    arrow(axes, w, g - along, TANGENTIAL, "φ$^θ$(g), tangential", (-0.12, -0.05), "right")
+    for start in (along, g - along):
+        ends = torch.stack((w + start, w + g)).T
+        axes.plot(ends[0], ends[1], color="#999999", linewidth=0.8, linestyle="--")
+    axes.annotate("same norm as w", (0.0, 2.5), fontsize=8, color="#777777", ha="left", va="bottom")
+    axes.plot(0, 0, "o", color=INK, markersize=4)
+    axes.set(xlim=(-0.3, 4.6), ylim=(-0.3, 3.2), aspect="equal")
+    axes.axis("off")
+    return figure
+
+
+def arrow(
+    axes: Axes, start: Tensor, step: Tensor, colour: str, label: str,
+    offset: tuple[float, float], side: str = "left",
+) -> None:  # fmt: skip
+    begin, end = tuple(start.tolist()), tuple((start + step).tolist())
+    arrowprops = {"arrowstyle": "-|>", "color": colour, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", end, begin, arrowprops=arrowprops)
+    where = (end[0] + offset[0], end[1] + offset[1])
+    axes.annotate(label, where, color=colour, fontweight="bold", ha=side, va="center")
+
+
+def trajectory() -> Figure:
+    """Two numbers, one bowl: the paths of AdamW and of AdamO."""
+    figure, (axes,) = canvas(height=3.6)
+    goal = torch.tensor([1.9, 0.7])
+    bowl = torch.tensor([[1.0, 0.6], [0.6, 1.6]])
+
+    def loss(w: Tensor) -> Tensor:
+        return ((w - goal) @ bowl * (w - goal)).sum(-1) / 2
+
+    x, y = torch.meshgrid(
+        torch.linspace(-1.3, 2.6, 120), torch.linspace(-0.5, 2.2, 90), indexing="xy"
+    )
+    heights = loss(torch.stack((x, y), -1))
+    axes.contour(x, y, heights, levels=10, colors="#c4c4c4", linewidths=0.6)
+    start = torch.tensor([-0.6, 1.2])
+    axes.add_patch(Circle((0, 0), float(start.norm()), fill=False, color="#999999", linestyle=":"))
+    makers: list[tuple[str, str, Callable[[Tensor], torch.optim.Optimizer]]] = [
+        ("AdamW", ADAMW, lambda w: torch.optim.AdamW([w], lr=0.05, weight_decay=0.01)),
+        ("AdamO", ADAMO, lambda w: AdamO([w], lr=0.05, radial_lr_ratio=1.0, curvature_target=None)),
+    ]
+    for label, colour, make in makers:
+        w = start.clone()[None].requires_grad_()  # [1, 2]: a matrix, so that it has a norm to AdamO
+        optimizer = make(w)
+        path = [w.detach()[0].clone()]
+        for _ in range(120):
+            optimizer.zero_grad()
+            loss(w[0]).backward()
+            optimizer.step()
+            path.append(w.detach()[0].clone())
+        points = torch.stack(path).T
+        axes.plot(points[0], points[1], color=colour, label=label)
+        axes.plot(points[0][::10], points[1][::10], "o", color=colour, markersize=3)
+    axes.plot(*start.tolist(), "o", color=INK, markersize=5)
+    axes.plot(*goal.tolist(), "*", color=INK, markersize=10)
+    axes.plot(0, 0, "+", color="#777777")
+    axes.annotate("start", (-0.68, 1.24), ha="right", va="bottom")
+    axes.annotate("minimum", (1.95, 0.8), ha="left", va="bottom")
+    axes.annotate("0", (0.06, -0.04), ha="left", va="top", color="#777777")
+    axes.set(aspect="equal", xlim=(-1.3, 2.6), ylim=(-0.5, 2.2))
+    axes.axis("off")
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def guard() -> Figure:
+    """The norm of a weight under Algorithm 1 to the letter, and under the guard."""
+    figure, (axes,) = canvas(height=3.0)
+    for label, guarded, colour in (("guard=False: the paper to the letter", False, "#555555"),
+                                   ("guard=True, the default", True, ADAMO)):  # fmt: skip
+        norms = guarded_run(guarded)
+        axes.plot(range(len(norms)), norms, "-" if guarded else "--", color=colour, label=label)
+    axes.set(
+        xlabel="step", ylim=(0.01, 2e4), title="norm of the embedding, modular addition with λ = 1"
+    )
+    log_axis(axes, "y")
+    figure.legend(loc="outside lower center", ncols=1)
+    return figure
+
+
+def guarded_run(guarded: bool, steps: int = 300, p: int = 23, width: int = 32) -> list[float]:
+    """Modular addition in small, with the paper's η = 10⁻³ and λ = 1, and τ_target = 1."""
+    torch.manual_seed(0)
+    embedding, hidden, head = (
+        nn.Embedding(p, width),
+        nn.Linear(2 * width, width),
+        nn.Linear(width, p),
+    )
+    numbers = torch.arange(p)
+    pairs = torch.cartesian_prod(numbers, numbers)[torch.randperm(p * p)[: int(0.3 * p * p)]]
+    parameters = nn.ModuleList([embedding, hidden, head]).parameters()
+    optimizer = AdamO(
+        parameters, lr=1e-3, weight_decay=1.0, radial_lr=1e-3, curvature_target=1.0, guard=guarded
+    )
+    norms = []
+    for _ in range(steps):
+        norms.append(embedding.weight.detach().norm().item())
+        if not norms[-1] < 1e6:
+            break
+        output = head(torch.relu(hidden(embedding(pairs).flatten(1))))
+        optimizer.zero_grad()
+        F.cross_entropy(output, pairs.sum(1) % p).backward()
+        optimizer.step()
+    return norms
+
+
+def scale_invariance() -> Figure:
+    """The loss when one weight is multiplied by c: before BatchNorm, and in the head."""
+    torch.manual_seed(0)
+    model = small_network()
+    x, y = torch.randn(128, 8), torch.randint(0, 4, (128,))
+    factors = torch.logspace(-1, 1, 41)
+    figure, (axes,) = canvas(height=3.0)
+    rows = (
+        ("0.weight", "before BatchNorm: scale_invariant", RADIAL),
+        ("3.weight", "the head: general", ADAMO),
+    )
+    for name, label, colour in rows:
+        weight = model.get_parameter(name)
+        before, losses = weight.detach().clone(), []
+        for c in factors:
+            with torch.no_grad():
+                weight.copy_(c * before)
+                losses.append(F.cross_entropy(model(x), y).item())
+                weight.copy_(before)
+        axes.plot(factors, losses, color=colour, label=label)
+    axes.set(xlabel="factor c on one weight", title="loss of the network")
+    log_axis(axes, "x")
+    figure.legend(loc="outside lower center", ncols=1)
+    return figure
+
+
+def small_network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(8, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)
+    )
+
+
+def diagnostics() -> Figure:
+    """What diagnostics() reports along a small run."""
+    torch.manual_seed(0)
+    model, centres = small_network(), 2 * torch.randn(4, 8)
+    optimizer = AdamO(param_groups(model, torch.randn(32, 8)), lr=3e-3)
+    rows: dict[str, dict[str, list[float]]] = {}
+    for _ in range(400):
+        y = torch.randint(0, 4, (64,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(centres[y] + torch.randn(64, 8)), y).backward()
+        optimizer.step()
+        for name, values in optimizer.diagnostics(synchronize=True).items():
+            for quantity, value in values.items():
+                rows.setdefault(name, {}).setdefault(quantity, []).append(value)
+    figure, panels = canvas(3, 1, height=4.6, sharex=True)
+    for axes, quantity in zip(panels, ("norm", "eta_radial", "angle"), strict=True):
+        for name, colour in (("0.weight", RADIAL), ("3.weight", ADAMO)):
+            axes.plot(smooth(rows[name][quantity]), color=colour, label=name)
+        axes.set_title(quantity)
+    panels[-1].set_xlabel("step (means over ten)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def smooth(values: list[float], width: int = 10) -> list[float]:
+    return [statistics.fmean(values[max(0, i - width + 1) : i + 1]) for i in range(len(values))]
+
+
+def migration() -> Figure:
+    """A run that changes from AdamW to AdamO in the middle, and one that does not."""
+    figure, (axes,) = canvas(height=3.0)
+    for change, label, colour in (
+        (None, "AdamW throughout", ADAMW),
+        (200, "from_adamw at step 200", ADAMO),
+    ):
+        axes.plot(smooth(migrating_run(change)), color=colour, label=label)
+    axes.axvline(200, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="step (means over ten)", title="training loss")
+    log_axis(axes, "y")
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def migrating_run(change: int | None, steps: int = 400) -> list[float]:
+    torch.manual_seed(0)
+    model, centres = small_network(), 2 * torch.randn(4, 8)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, weight_decay=0.1
+    )
+    losses = []
+    for step in range(steps):
+        if step == change:
+            optimizer = AdamO.from_adamw(optimizer)
+        y = torch.randint(0, 4, (64,))
+        loss = F.cross_entropy(model(centres[y] + torch.randn(64, 8)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# --- from records
+
+
+def about(runs: dict[str, list[Record]]) -> str:
+    """n and commit."""
+    counts = sorted({len(found) for found in runs.values()})
+    commits = sorted({r.environment["commit"] for found in runs.values() for r in found})
+    return f"n = {'–'.join(map(str, counts))}, commit {', '.join(commits)}"
+
+
+def language() -> Figure:
+    """Validation loss of the character model: means, and the range over the seeds."""
+    runs = records("language")
+    figure, (axes,) = canvas(height=3.3)
+    for key in ("adamw", "adamo", "adamo_paper"):
+        curves = [[row["valid_loss"] for row in run.metrics] for run in runs[key]]
+        epochs = [row["epoch"] for row in runs[key][0].metrics]
+        entry = REGISTRY[key]
+        columns = list(zip(*curves, strict=True))
+        axes.plot(
+            epochs, list(map(statistics.fmean, columns)), color=entry.colour, label=entry.label
+        )
+        axes.fill_between(
+            epochs, list(map(min, columns)), list(map(max, columns)), color=entry.colour, alpha=0.2
+        )
+    axes.set(ylim=(1.5, 2.3), xlabel=f"hundreds of steps   ({about(runs)})")
+    axes.set_title("Character-level GPT: validation loss, lower is better")
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def cifar100() -> Figure:
+    """Test accuracy of the averaged weights on CIFAR-100, one dot a run."""
+    runs = records("table1")
+    figure, (axes,) = canvas(height=3.1)
+    order = sorted(runs, key=lambda key: statistics.fmean(accuracies(runs[key])))
+    for i, key in enumerate(order):
+        values, colour = accuracies(runs[key]), REGISTRY[key].colour
+        axes.plot(values, [i] * len(values), "o", color=colour, markersize=8)
+        text = f"{statistics.fmean(values):.2f}"
+        axes.annotate(text, (max(values), i), (9, 0), textcoords="offset points", va="center")
+    axes.set_yticks(
+        range(len(order)),
+        [
+            f"{REGISTRY[key].label}\nλ = {runs[key][0].config.hyper['weight_decay']:g}"
+            for key in order
+        ],
+    )
+    axes.margins(x=0.15, y=0.15)
+    axes.set_xlabel(f"%   ({about(runs)})")
+    axes.set_title("CIFAR-100, ResNet-18: test accuracy")
+    return figure
+
+
+def accuracies(runs: list[Record]) -> list[float]:
+    return [round(1e4 * run.result["swa_test_accuracy"]) / 100 for run in runs]  # of 10,000 images
+
+
+def speed() -> Figure:
+    """Time of one step in multiples of fused AdamW, on GPT-124M shapes."""
+    bench = json.loads((ROOT / "results" / "bench" / "bench-cuda.json").read_text())
+    found = bench["networks"]["gpt-124m"]["optimizers"]
+    rows = [("AdamW fused", 1.0), *((name, row["device_ratio"]) for name, row in found.items())][
+        ::-1
+    ]
+    figure, (axes,) = canvas(height=3.1)
+    bars = axes.barh(
+        [name for name, _ in rows],
+        [ratio for _, ratio in rows],
+        color=[ADAMO if name.startswith("AdamO") else ADAMW for name, _ in rows],
+    )
+    axes.bar_label(bars, [f"{ratio:.2f}×" for _, ratio in rows], padding=3)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 3.1)
+    facts, n = bench["about"], len(found["AdamO"]["ratios"])
+    axes.set_xlabel(
+        f"× AdamW fused, {facts['device'].split()[-1]}   (n = {n}, commit {facts['commit']})"
+    )
+    axes.set_title("Time of one step on GPT-124M shapes")
+    return figure
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "split": split,
+    "trajectory": trajectory,
+    "guard": guard,
+    "scale-invariance": scale_invariance,
+    "diagnostics": diagnostics,
+    "migration": migration,
+    "language": language,
+    "cifar100": cifar100,
+    "speed": speed,
+}
+
+
+def draw(name: str, folder: Path) -> Path:
+    """One picture as SVG; text becomes outlines, so that it looks the same everywhere."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.svg"
+    with style(), torch.random.fork_rng(devices=[]):
+        PICTURES[name]().savefig(path, dpi=DPI, metadata={"Date": None, "Creator": None})
+    return path
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
+    for picture in PICTURES:
+        print(draw(picture, target))

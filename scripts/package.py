@@ -1,0 +1,130 @@
+"""Build and check what a release uploads: python scripts/package.py build, or check
+
+``build`` leaves an sdist, a wheel with the native kernel and a wheel of Python alone in dist/.
+``check`` looks into them and installs each into a clean environment, once with every torch; it
+downloads a lot and takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+TORCHES = ("torch==2.11.*", "torch==2.13.*", "torch")
+EXTRAS = ("lab", "ray", "integrations", "docs")
+KERNEL_SOURCES = ("kernel.c", "floats.h", "law.h", "passes.h", "tensors.h", "threads.h")
+
+# Run in the clean environments, away from the sources; {native} is True for the platform wheel.
+SMOKE = """
+import torch, adamo_optim
+from adamo_optim import AdamO, param_groups
+model = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.LayerNorm(8))
+optimizer = AdamO(param_groups(model, torch.randn(6, 4)), lr=1e-2)
+model(torch.randn(6, 4)).square().mean().backward()
+optimizer.step()
+optimizer.load_state_dict(optimizer.state_dict())
+backends = {{row.backend for row in optimizer.explain()}}
+assert ("fused" in backends) == {native}, backends
+print(f"    torch {{torch.__version__}}: {{', '.join(sorted(backends))}}")
+"""
+
+
+def run(*command: str | Path, **settings: str) -> None:
+    subprocess.run([*map(str, command)], check=True, cwd=ROOT, env={**os.environ, **settings})
+
+
+def build() -> None:
+    shutil.rmtree(DIST, ignore_errors=True)
+    make = [sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST]
+    run(*make, "--sdist")
+    with tempfile.TemporaryDirectory() as folder:  # never from this tree, which may hold old builds
+        with tarfile.open(one("*.tar.gz")) as archive:
+            archive.extractall(folder, filter="data")
+        (source,) = Path(folder).iterdir()
+        run(*make, "--wheel", source, ADAMO_NATIVE="1")
+        shutil.rmtree(source / "build", ignore_errors=True)
+        run(*make, "--wheel", source, ADAMO_PURE="1")
+    look_inside()
+
+
+def one(pattern: str) -> Path:
+    found = sorted(DIST.glob(pattern))
+    if len(found) != 1:
+        sys.exit(f"dist/ should hold one {pattern}, it has {len(found)}: make package")
+    return found[0]
+
+
+def wheels() -> tuple[Path, Path]:
+    """With the kernel, and without."""
+    return one("*-abi3-*.whl"), one("*-none-any.whl")
+
+
+def look_inside() -> None:
+    """Refuse a platform wheel without its kernel, and whatever lacks a file it needs."""
+    native, pure = wheels()
+    for wheel in (native, pure):
+        names = zipfile.ZipFile(wheel).namelist()
+        kernels = [name for name in names if name.startswith("adamo_optim/native/_kernel")]
+        if bool(kernels) != (wheel == native):
+            sys.exit(f"{wheel.name}: native kernel {'found' if kernels else 'missing'}")
+        need(wheel, names, "adamo_optim/py.typed", "adamo_lab/py.typed")
+        need(wheel, names, "adamo_lab/templates/report.html.j2", "LICENSE", "entry_points.txt")
+        if stray := [name for name in names if name.startswith(("tests", "docs", "results"))]:
+            sys.exit(f"{wheel.name} contains {stray[0]}")
+    with tarfile.open(one("*.tar.gz")) as archive:
+        names = archive.getnames()
+    need(one("*.tar.gz"), names, *(f"native/{name}" for name in KERNEL_SOURCES), "setup.py")
+    for path in sorted(DIST.iterdir()):
+        print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB, complete")
+
+
+def need(archive: Path, names: list[str], *endings: str) -> None:
+    for ending in endings:
+        if not any(name.endswith(ending) for name in names):
+            sys.exit(f"{archive.name} has no {ending}")
+
+
+def check(torches: list[str], index: str) -> None:
+    look_inside()
+    native, pure = wheels()
+    source = ["--index-url", index] if index else []
+    with tempfile.TemporaryDirectory() as folder:
+        for torch in torches:
+            python = Path(folder) / "environment" / "bin" / "python"
+            run(sys.executable, "-m", "venv", "--clear", python.parents[1])
+            install = [python, "-m", "pip", "install", "-q"]
+            run(*install, *source, torch, "numpy", "setuptools>=77")
+            for extra in EXTRAS:  # torch is there, so that none of them downloads another
+                print(f"[{extra}] resolves with {torch}")
+                run(*install, "--dry-run", *source, torch, f"{native}[{extra}]")
+            for archive in (native, pure, one("*.tar.gz")):
+                print(f"{archive.name} with {torch}")
+                options = ["--force-reinstall", "--no-deps", "--no-build-isolation"]
+                run(*install, *options, archive, ADAMO_NATIVE="1")
+                code = SMOKE.format(native=archive != pure)
+                subprocess.run([python, "-I", "-W", "error", "-c", code], check=True, cwd=folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build and check the packages of a release.")
+    parser.add_argument("what", choices=("build", "check"))
+    parser.add_argument("--torch", nargs="*", default=[*TORCHES], help="what to check them with")
+    parser.add_argument("--index-url", default="", help="another package index")
+    arguments = parser.parse_args()
+    if arguments.what == "build":
+        build()
+    else:
+        check(arguments.torch, arguments.index_url)
+
+
+if __name__ == "__main__":
+    main()
