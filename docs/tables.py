@@ -36,7 +36,7 @@ def study(name: str, columns: dict[str, tuple[str, float, int]]) -> str:
     titles = [title for title, _, _ in columns.values()]
     rows = [["optimizer", "settings", *titles, "n", "hardware", "commit"]]
     for key, runs in records(name).items():
-        cells = [spread([factor * run.result[column] for run in runs], digits)
+        cells = [spread([run.result[column] for run in runs], factor, digits)
                  for column, (_, factor, digits) in columns.items()]  # fmt: skip
         rows.append([
             REGISTRY[key].label, settings(runs[0]), *cells, str(len(runs)),
@@ -54,9 +54,14 @@ def settings(run: Record) -> str:
     return ", ".join(f"{key} {value}" for key, value in hyper.items())
 
 
-def spread(values: list[float], digits: int) -> str:
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+def spread(values: list[float | None], factor: float, digits: int) -> str:
+    """Mean ± standard deviation; a run without a value never got there."""
+    found = [factor * value for value in values if value is not None]
+    if not found:
+        return "never"
+    mean = f"{statistics.fmean(found):.{digits}f}"
+    text = mean if len(found) == 1 else f"{mean} ± {statistics.stdev(found):.{digits}f}"
+    return text if len(found) == len(values) else f"{text} ({len(found)} of {len(values)} runs)"
 
 
 def bench(name: str) -> str:
@@ -93,11 +98,25 @@ def table(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+GROKKING = {
+    "test_accuracy": ("test accuracy, %", 100.0, 2),
+    "grokking_epoch": ("grokking epoch", 1.0, 0),
+}
 TABLES: dict[str, Callable[[], str]] = {
     "language": lambda: study("language", {"valid_loss": ("validation loss", 1, 3)}),
     "table1": lambda: study(
         "table1",
         {"swa_test_accuracy": ("SWA, %", 100, 2), "test_accuracy": ("last epoch, %", 100, 2)},
+    ),
+    "table2": lambda: study("table2", GROKKING),
+    "table3": lambda: study("table3", GROKKING),
+    "fig1": lambda: study(
+        "fig1",
+        {
+            "weight_norm": ("‖w‖", 1, 1),
+            "boundary_length": ("boundary length", 1, 2),
+            "test_accuracy": ("test accuracy, %", 100, 1),
+        },
     ),
     "cuda": lambda: bench("bench-cuda"),
     "cpu": lambda: bench("bench-cpu"),
