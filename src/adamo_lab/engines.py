@@ -247,7 +247,3 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not available:
         raise LabError("no CUDA device was found; say --device cpu")
     return device
-
-
-def as_dict(outcome: Outcome) -> dict[str, Any]:
-    return {"id": outcome.config.id, "status": outcome.status, "error": outcome.error}
