@@ -346,6 +346,8 @@ CHANGES: list[dict[str, Any]] = [
     {"previous_gradient": "bfloat16"},
     {"tangential": "angular"},
     {"decay_lr": "tangential"},
+    {"radial": "adam", "radial_lr_ratio": 1.0},
+    {"tangential": "angular", "angular_rms": 0.05},
     {"rule": "low_dim"},
     {"low_dim": None},
     {"guard": False},

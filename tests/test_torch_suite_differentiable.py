@@ -45,6 +45,7 @@ def differentiable_state(p: Tensor, kept: dict[str, Any]) -> dict[str, Tensor]:
         "tau": leaf(1.7),
         "tau_reference": leaf(0.02),
         "initial_norm": leaf(1.3),
+        "radial_square": leaf(0.4),
     }
     if "previous_grad" in kept and kept["previous_grad"].dtype == torch.float64:
         state["previous_grad"] = leaf(torch.rand_like(kept["previous_grad"]))
@@ -139,6 +140,11 @@ OPTIONS: dict[str, tuple[tuple[Tensor, ...], Callable[..., dict[str, Any]]]] = {
     "radial_lr_ratio": ((leaf(20.0),), lambda ratio: {"radial_lr_ratio": ratio}),
     "low_dim_scale": ((leaf(0.4),), lambda scale: {"low_dim_scale": scale}),
     "wd_ratio": ((leaf(0.5),), lambda ratio: {"wd_ratio": ratio}),
+    "angular_rms": (
+        (leaf(0.3),),
+        lambda rms: {"tangential": "angular", "angular_rms": rms, "radial_lr": 0.02},
+    ),
+    "radial": ((leaf(0.03),), lambda lr: {"radial": "adam", "radial_lr": lr}),
     "lr-and-weight_decay": (
         (leaf(0.02), leaf(0.01)),
         lambda lr, decay: {"lr": lr, "weight_decay": decay, "radial_lr_ratio": 1.0},

@@ -57,6 +57,8 @@ INPUTS: dict[str, dict[str, Any]] = {
     "sampled previous": {"previous_gradient": "sampled"},
     "isotropic": {"decay_lr": "tangential", "weight_decay": 0.1},
     "angular": {"tangential": "angular", "weight_decay": 0.0},
+    "angular rms": {"tangential": "angular", "angular_rms": 0.1},
+    "radial adam": {"radial": "adam", "radial_lr_ratio": 1.0, "weight_decay": 0.1},
     "all general": {"low_dim": None},
     "low dim below 64": {"low_dim": 64},
     "low dim scale": {"low_dim_scale": 0.3},
@@ -83,6 +85,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
             ("low_dim_scale", (0.0, 1.5, math.nan), "> 0 and <= 1"),
             ("delta", (0.0, -0.1, math.nan), "> 0 (or None)"),
             ("wd_ratio", (-0.5, math.inf, math.nan), ">= 0"),
+            ("angular_rms", (0.0, -0.1, math.inf, math.nan), "> 0 (or None)"),
         ]
         for value in values
     ),
@@ -100,6 +103,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
             "low_dim_scale",
             "delta",
             "wd_ratio",
+            "angular_rms",
         )
         for value in ("fast", True, 1j)
     ),
@@ -123,6 +127,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
             ("previous_gradient", "'exact', 'bfloat16', 'sampled'"),
             ("decay_lr", "'radial', 'tangential'"),
             ("tangential", "'additive', 'angular'"),
+            ("radial", "'sgd', 'adam'"),
             ("rounding", "'nearest', 'stochastic'"),
         ]
     ),

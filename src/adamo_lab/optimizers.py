@@ -145,8 +145,9 @@ SETTINGS: dict[str, dict[str, Hyper]] = {
     "yours": SMALL,
 }
 
-# Arguments of the lab's own, beside those of the optimizer's class.
+# Arguments of the lab's own, beside those of the optimizer's class: of the loop, and of AdamW here.
 OWN = ("late", "swa_lr")
+DECAY_VECTORS = "decay_vectors"
 
 
 def entry(name: str) -> Entry:
@@ -201,9 +202,15 @@ def adam(
 def adamw(
     model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
 ) -> torch.optim.Optimizer:
+    """AdamW; ``decay_vectors=False`` takes biases and the weights of norm layers out of its decay."""
     import torch
 
-    return torch.optim.AdamW(model.parameters(), fused=True, capturable=graph, **arguments)
+    parameters: Any = model.parameters()
+    if not arguments.pop(DECAY_VECTORS, True):
+        vectors = [p for p in model.parameters() if p.dim() <= 1]
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        parameters = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(parameters, fused=True, capturable=graph, **arguments)
 
 
 def adamp(
@@ -249,5 +256,6 @@ def legal_arguments(name: str) -> set[str]:
         "sgd": torch.optim.SGD,
         "adamo": AdamO,
     }
-    signature = inspect.signature(classes[entry(name).kind].__init__)
-    return {*signature.parameters} - {"self", "params"} | {*OWN}
+    kind = entry(name).kind
+    legal = {*inspect.signature(classes[kind].__init__).parameters} - {"self", "params"} | {*OWN}
+    return legal | {DECAY_VECTORS} if kind == "adamw" else legal

@@ -53,6 +53,8 @@ class Options(NamedTuple):
     wd_ratio: Tensor
     guard: Tensor
     sign: Tensor  # -1 under maximize
+    radial_adam: Tensor
+    angular_rms: Tensor  # NaN: ‖w₀‖ says what angle a step is
 
 
 class Traits(NamedTuple):
@@ -74,6 +76,7 @@ class Memory(NamedTuple):
     tau_reference: Tensor  # uncorrected slow average of κ
     curvature_step: Tensor  # non-zero gradients seen
     initial_norm: Tensor  # ‖w₀‖
+    radial_square: Tensor  # uncorrected average of (⟨g,w⟩/‖w‖)²; only radial="adam" keeps it
 
 
 class Sums(NamedTuple):
@@ -153,8 +156,14 @@ def before(
     scale_invariant = ((traits.scale_invariant > 0) | by_test) & ~low_dim
 
     tangential = live & ~low_dim
-    c = o.radial_beta * memory.radial_momentum + (1 - o.radial_beta) * gw / ww.sqrt()
+    along = gw / ww.sqrt()  # the gradient's radial part
+    c = o.radial_beta * memory.radial_momentum + (1 - o.radial_beta) * along
     c = torch.where(tangential, c, memory.radial_momentum)
+    # A state that was taken over from elsewhere may have steps and no average yet.
+    kept = memory.radial_square
+    start = (1 - o.beta2**t) * along * along
+    square = torch.where(kept < 0, start, o.beta2 * kept + (1 - o.beta2) * along * along)
+    square = torch.where(tangential & (o.radial_adam > 0), square, kept)
     noise = guard & tangential & (sums.gg - gw * gw / ww <= traits.rounding * sums.gg)
     first = First(
         live=live,
@@ -173,7 +182,7 @@ def before(
         eta_radial=eta_radial,
         guarded_scale=guarded_scale & tangential,
     )
-    return first, Memory(step, c, tau, tau_reference, curvature_step, initial_norm)
+    return first, Memory(step, c, tau, tau_reference, curvature_step, initial_norm, square)
 
 
 def curvature(
@@ -218,13 +227,16 @@ def after(
     ww = torch.where(radial, sums.ww, 1 + zero)
     norm, initial_norm = ww.sqrt(), torch.where(radial, memory.initial_norm, 1 + zero)
 
-    # decay, then the radial SGD step: together one factor on ‖w‖
+    # decay, then the radial step, SGD on ‖w‖ or Adam on log‖w‖: together one factor on ‖w‖
     decay = o.weight_decay * torch.where(o.decay_tangential > 0, o.lr, first.eta_radial)
     decay = torch.where(first.scale_invariant, o.wd_ratio * decay, decay)
     guarded_decay = guard & radial & (norm < NORM_FLOOR * initial_norm)
     decay = torch.where(guarded_decay, zero, decay)
     debias = 1 - o.radial_beta ** memory.step.clamp(min=1)
-    pull = first.eta_radial * memory.radial_momentum / (debias * norm)
+    adam = o.radial_adam > 0
+    square = torch.where(adam & radial, memory.radial_square.clamp(min=0), zero)
+    size = root(square * first.debias2) + first.eps
+    pull = first.eta_radial * memory.radial_momentum / (debias * torch.where(adam, size, norm))
     pull = torch.where(first.scale_invariant, zero, pull)
     factor = 1 - decay - pull
     low, high = FACTOR_BOUNDS
@@ -239,7 +251,8 @@ def after(
     uw, uu = (torch.where(overflow, zero, x) for x in (shrink * uw, shrink * shrink * uu))
     along = uw / ww
     across = (uu - uw * along).clamp(min=0)  # ‖u^θ‖²
-    k = o.lr * norm / initial_norm
+    unit = torch.where(torch.isnan(o.angular_rms), initial_norm, o.angular_rms / traits.inverse_root)
+    k = o.lr * norm / unit
     stretch = (1 + k * k * across / ww).sqrt()
     angular = o.angular > 0
     a1 = torch.where(angular, factor * (1 + k * along) / stretch, factor + o.lr * along) - 1

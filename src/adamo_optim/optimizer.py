@@ -30,6 +30,7 @@ STRUCTURE = (
     "previous_gradient",
     "decay_lr",
     "tangential",
+    "radial",
     "rounding",
     "foreach",
     "fused",
@@ -74,6 +75,11 @@ class AdamO(Optimizer):
             AdamO-Isotropic).
         tangential: ``"additive"`` (the paper) or ``"angular"``: a rotation whose angle does not
             depend on ‖w‖, so that the norm moves through the radial part alone.
+        angular_rms: what ``lr`` means as an angle: a step turns w as far as an additive one would
+            turn a weight with entries of this root mean square, so that all blocks turn alike.
+            ``None``: of the block's own size at its first step.
+        radial: the radial step is ``"sgd"`` on ‖w‖ (the paper) or ``"adam"`` on log‖w‖, which does
+            not depend on the sizes of gradient and weight: at most about η_ρ,t of the norm a step.
         low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
             numel < d_th; ``None`` = none.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
@@ -117,6 +123,8 @@ class AdamO(Optimizer):
         previous_gradient: str = "exact",
         decay_lr: str = "radial",
         tangential: str = "additive",
+        angular_rms: float | None = None,
+        radial: str = "sgd",
         low_dim: int | str | None = "auto",
         low_dim_scale: float = 1.0,
         delta: float | None = None,

@@ -28,6 +28,8 @@ DEFAULTS: dict[str, Any] = {
     "previous_gradient": "exact",
     "decay_lr": "radial",
     "tangential": "additive",
+    "angular_rms": None,
+    "radial": "sgd",
     "low_dim": "auto",
     "low_dim_scale": 1.0,
     "delta": None,
@@ -58,6 +60,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "previous_gradient": ("exact", "bfloat16", "sampled"),
     "decay_lr": ("radial", "tangential"),
     "tangential": ("additive", "angular"),
+    "radial": ("sgd", "adam"),
     "rounding": ("nearest", "stochastic"),
     "rule": ("auto", "general", "scale_invariant", "low_dim"),
 }
@@ -74,9 +77,10 @@ RANGES: dict[str, tuple[float, bool, float, bool]] = {
     "curvature_beta": (0.0, True, 1.0, False),
     "low_dim_scale": (0.0, False, 1.0, True),
     "delta": (0.0, False, math.inf, False),
+    "angular_rms": (0.0, False, math.inf, False),
     "wd_ratio": (0.0, True, math.inf, False),
 }
-OPTIONAL = ("radial_lr", "curvature_target", "delta")  # None switches them off
+OPTIONAL = ("radial_lr", "curvature_target", "delta", "angular_rms")  # None switches them off
 
 COLLAPSE_DECAY = 1e-3  # decay per step above which the constructor warns
 
@@ -252,6 +256,8 @@ def as_numbers(group: dict[str, Any]) -> Iterator[float | Tensor]:
     yield group["wd_ratio"]
     yield float(group["guard"])
     yield -1.0 if group["maximize"] else 1.0
+    yield float(group["radial"] == "adam")
+    yield _or_nan(group["angular_rms"])
 
 
 def _or_nan(value: float | Tensor | None) -> float | Tensor:

@@ -123,7 +123,7 @@ def reference_step(
     lr = float(options["lr"])
     if not state:
         state.update(t=0, m_tangential=0 * w, v_tangential=0 * w, m_radial=0 * w)
-        state.update(tau=None, reference=0.0, nonzero_gradients=0, initial_norm=None)
+        state.update(tau=None, reference=0.0, nonzero_gradients=0, initial_norm=None, v_radial=0.0)
         state["g_previous"] = 0 * (g_sampled if options["previous_gradient"] == "sampled" else g)
 
     # The guard leaves a block alone whose gradient is not finite.
@@ -173,15 +173,21 @@ def reference_step(
     v = beta2 * v + (1 - beta2) * g_tangential * g_tangential
     state.update(m_tangential=m, v_tangential=v, m_radial=m_radial)
 
-    # decay and radial step as one factor f on w
+    # decay and radial step as one factor f on w: SGD on ‖w‖, or Adam on log‖w‖
     decay = float(options["weight_decay"]) * (
         lr if options["decay_lr"] == "tangential" else eta_radial
     )
     if scale_invariant:
         decay *= options["wd_ratio"]
-    if guard and math.sqrt(ww) < 0.1 * state["initial_norm"]:
+    norm = math.sqrt(ww)
+    if guard and norm < 0.1 * state["initial_norm"]:
         decay = 0.0
-    pull = eta_radial * float(inner(m_radial, w)) / ww / (1 - radial_beta**t)
+    if options["radial"] == "adam":
+        state["v_radial"] = beta2 * state["v_radial"] + (1 - beta2) * (gw / norm) ** 2
+        size = math.sqrt(state["v_radial"] / (1 - beta2**t)) + max(eps, floor)
+    else:
+        size = norm
+    pull = eta_radial * float(inner(m_radial, w)) / norm / (1 - radial_beta**t) / size
     factor = 1 - decay - (0.0 if scale_invariant else pull)
     if guard:
         factor = min(max(factor, 0.5), 2.0)
@@ -192,7 +198,8 @@ def reference_step(
     u_tangential = tangential(u, w)
     if options["tangential"] == "additive":
         return _like(p, factor * w - lr * u_tangential, options, t, seed)
-    k = lr * math.sqrt(ww) / state["initial_norm"]
+    rms = options["angular_rms"]
+    k = lr * norm / (state["initial_norm"] if rms is None else rms * math.sqrt(g.numel()))
     stretch = math.sqrt(1 + k * k * float(inner(u_tangential, u_tangential)) / ww)
     return _like(p, factor * (w - k * u_tangential) / stretch, options, t, seed)
 

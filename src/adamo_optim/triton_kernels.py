@@ -416,7 +416,7 @@ def power(base, exponent):
 @triton.jit
 def law_before(
     settings, traits, step, radial_momentum, tau, tau_reference, curvature_step, initial_norm,
-    g_table, found_inf, partial, chunks, first_chunk, last_chunk, partial_mw, first_mw, last_mw,
+    radial_square, g_table, found_inf, partial, chunks, first_chunk, last_chunk, partial_mw, first_mw, last_mw,
     ratio_of_samples,
     coefficients, blocks,
     MW_FROM_PASS_1: tl.constexpr, CHECKED: tl.constexpr, TILE: tl.constexpr,
@@ -437,6 +437,7 @@ def law_before(
     delta = tl.load(o + 14 * blocks)
     guard = tl.load(o + 16 * blocks) > 0
     sign = tl.load(o + 17 * blocks)
+    radial_adam = tl.load(o + 18 * blocks) > 0
     declared_low_dim = tl.load(trait) > 0
     declared_invariant = tl.load(trait + blocks) > 0
     inverse_root = tl.load(trait + 2 * blocks)
@@ -508,8 +509,13 @@ def law_before(
     by_test = (tl.abs(gw) < bound) & (gg > 0)
     invariant = (declared_invariant | by_test) & (low_dim == 0)
     momentum = tl.load(radial_momentum + i)
-    fresh = radial_beta * momentum + (1 - radial_beta) * gw / tl.sqrt(safe)
+    along = gw / tl.sqrt(safe)
+    fresh = radial_beta * momentum + (1 - radial_beta) * along
     tl.store(radial_momentum + i, tl.where(tangential, fresh, momentum))
+    kept = tl.load(radial_square + i)
+    start = (1 - power(beta2, t)) * along * along
+    square = tl.where(kept < 0, start, beta2 * kept + (1 - beta2) * along * along)
+    tl.store(radial_square + i, tl.where(tangential & radial_adam, square, kept))
     noise = guard & tangential & (gg - gw * gw / safe <= rounding * gg)
 
     tl.store(c + LIVE * blocks, live.to(tl.float64))
@@ -531,8 +537,8 @@ def law_before(
 
 @triton.jit
 def law_after(
-    settings, traits, step, radial_momentum, initial_norm, partial, chunks, first_chunk, last_chunk,
-    coefficients, blocks, TILE: tl.constexpr,
+    settings, traits, step, radial_momentum, initial_norm, radial_square, partial, chunks,
+    first_chunk, last_chunk, coefficients, blocks, TILE: tl.constexpr,
 ):  # fmt: skip
     """Law 2 for one block, as ``control.after``."""
     i = tl.program_id(0)
@@ -545,6 +551,8 @@ def law_after(
     low_dim_scale = tl.load(o + 13 * blocks)
     wd_ratio = tl.load(o + 15 * blocks)
     guard = tl.load(o + 16 * blocks) > 0
+    radial_adam = tl.load(o + 18 * blocks) > 0
+    angular_rms = tl.load(o + 19 * blocks)
     inverse_root = tl.load(traits + i + 2 * blocks)
     live = tl.load(c + LIVE * blocks) > 0
     invariant = tl.load(c + SCALE_INVARIANT * blocks) > 0
@@ -560,14 +568,17 @@ def law_after(
     norm = tl.sqrt(ww)
     norm0 = tl.where(radial, tl.load(initial_norm + i), 1.0)
 
-    # decay, then the radial SGD step: together one factor on ‖w‖
+    # decay, then the radial step, SGD on ‖w‖ or Adam on log‖w‖: together one factor on ‖w‖
     decay = weight_decay * tl.where(decay_tangential, lr, eta_radial)
     decay = tl.where(invariant, wd_ratio * decay, decay)
     guarded_decay = guard & radial & (norm < 0.1 * norm0)
     decay = tl.where(guarded_decay, 0.0, decay)
     t = tl.maximum(tl.load(step + i).to(tl.float64), 1.0)
     momentum = tl.load(radial_momentum + i)
-    pull = eta_radial * momentum / ((1 - power(radial_beta, t)) * norm)
+    square = tl.load(radial_square + i) * tl.load(c + DEBIAS2 * blocks)
+    size = tl.sqrt(tl.where(square > 0, square, 0.0)) + tl.load(c + EPS * blocks)
+    size = tl.where(radial_adam, size, norm)
+    pull = eta_radial * momentum / ((1 - power(radial_beta, t)) * size)
     factor = 1 - decay - tl.where(invariant, 0.0, pull)
     guarded_factor = guard & radial & ((factor < 0.5) | (factor > 2.0))
     clamped = tl.where(factor < 0.5, 0.5, tl.where(factor > 2.0, 2.0, factor))
@@ -583,7 +594,7 @@ def law_after(
     along = uw / ww
     across = uu - uw * along
     across = tl.where(across < 0, 0.0, across)
-    k = lr * norm / norm0
+    k = lr * norm / tl.where(angular_rms != angular_rms, norm0, angular_rms / inverse_root)
     stretch = tl.sqrt(1 + k * k * across / ww)
     a1 = tl.where(angular, factor * (1 + k * along) / stretch, factor + lr * along) - 1
     b = tl.where(angular, factor * k / stretch, lr)

@@ -23,7 +23,7 @@ static const double UPDATE_BOUND = 100.0;
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, radial_lr_ratio, radial_lr, radial_beta;
     double curvature_auto, curvature_target, curvature_beta, decay_tangential, angular;
-    double low_dim_scale, delta, wd_ratio, guard, sign;
+    double low_dim_scale, delta, wd_ratio, guard, sign, radial_adam, angular_rms;
 } Options;
 
 typedef struct {
@@ -32,6 +32,7 @@ typedef struct {
 
 typedef struct {
     double step, radial_momentum, tau, tau_reference, curvature_step, initial_norm;
+    double radial_square;
 } Memory;
 
 /* Everything one step computes about a block: the sums of the passes and control.py's First and
@@ -108,9 +109,15 @@ static void before(
     const double cosine_bound = o->delta * traits->inverse_root * sqrt(gg) * sqrt(ww);
     const bool by_test = fabs(gw) < cosine_bound && gg > 0;
 
+    const double along = gw / sqrt(ww); /* the gradient's radial part */
     if (tangential)
         memory->radial_momentum =
-            o->radial_beta * memory->radial_momentum + (1 - o->radial_beta) * gw / sqrt(ww);
+            o->radial_beta * memory->radial_momentum + (1 - o->radial_beta) * along;
+    /* A state that was taken over from elsewhere may have steps and no average yet. */
+    if (tangential && o->radial_adam > 0)
+        memory->radial_square = memory->radial_square < 0
+            ? (1 - pow(o->beta2, t)) * along * along
+            : o->beta2 * memory->radial_square + (1 - o->beta2) * along * along;
     const bool noise = guard && tangential && gg - gw * gw / ww <= traits->rounding * gg;
 
     row->live = live;
@@ -138,7 +145,7 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     const double ww = radial ? row->ww : 1, norm = sqrt(ww);
     const double initial_norm = radial ? memory->initial_norm : 1;
 
-    /* decay, then the radial SGD step: together one factor on ‖w‖ */
+    /* decay, then the radial step, SGD on ‖w‖ or Adam on log‖w‖: together one factor on ‖w‖ */
     double decay = o->weight_decay * (o->decay_tangential > 0 ? o->lr : row->eta_radial);
     if (row->scale_invariant)
         decay *= o->wd_ratio;
@@ -147,8 +154,10 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
         decay = 0;
     const double t = memory->step > 1 ? memory->step : 1;
     const double debias = 1 - pow(o->radial_beta, t);
+    const double square = memory->radial_square > 0 ? memory->radial_square : 0;
+    const double size = o->radial_adam > 0 ? sqrt(square * row->debias2) + row->eps : norm;
     const double pull = row->scale_invariant
-        ? 0 : row->eta_radial * memory->radial_momentum / (debias * norm);
+        ? 0 : row->eta_radial * memory->radial_momentum / (debias * size);
     const double asked = 1 - decay - pull;
     row->guarded_factor = guard && radial && (asked < FACTOR_LOW || asked > FACTOR_HIGH);
     const double factor = guard ? clamp(asked, FACTOR_LOW, FACTOR_HIGH) : asked;
@@ -162,7 +171,8 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     const double uu = overflow ? 0 : shrink * shrink * row->uu;
     const double along = uw / ww;
     const double left = uu - uw * along, across = left < 0 ? 0 : left; /* ‖u^θ‖² */
-    const double k = o->lr * norm / initial_norm;
+    const double unit = isnan(o->angular_rms) ? initial_norm : o->angular_rms / traits->inverse_root;
+    const double k = o->lr * norm / unit;
     const double stretch = sqrt(1 + k * k * across / ww);
     double a1 = 0, b = row->live ? o->low_dim_scale * o->lr : 0;
     if (radial && o->angular > 0) {
