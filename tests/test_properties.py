@@ -31,7 +31,7 @@ OPTIONS = st.fixed_dictionaries(
         "curvature_beta": BETA,
         "previous_gradient": st.sampled_from(["exact", "bfloat16", "sampled"]),
         "decay_lr": st.sampled_from(["radial", "tangential"]),
-        "tangential": st.sampled_from(["additive", "angular"]),
+        "tangential": st.sampled_from(["additive", "angular", "auto"]),
         "angular_rms": st.sampled_from([None, 1e-6, 0.02, 10.0]),
         "radial": st.sampled_from(["sgd", "adam"]),
         "low_dim": st.sampled_from(["auto", None, 10]),

@@ -348,6 +348,7 @@ CHANGES: list[dict[str, Any]] = [
     {"decay_lr": "tangential"},
     {"radial": "adam", "radial_lr_ratio": 1.0},
     {"tangential": "angular", "angular_rms": 0.05},
+    {"tangential": "auto"},
     {"rule": "low_dim"},
     {"low_dim": None},
     {"guard": False},

@@ -58,6 +58,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "isotropic": {"decay_lr": "tangential", "weight_decay": 0.1},
     "angular": {"tangential": "angular", "weight_decay": 0.0},
     "angular rms": {"tangential": "angular", "angular_rms": 0.1},
+    "angular auto": {"tangential": "auto", "delta": 0.5},
     "radial adam": {"radial": "adam", "radial_lr_ratio": 1.0, "weight_decay": 0.1},
     "all general": {"low_dim": None},
     "low dim below 64": {"low_dim": 64},
@@ -126,7 +127,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
         for name, legal in [
             ("previous_gradient", "'exact', 'bfloat16', 'sampled'"),
             ("decay_lr", "'radial', 'tangential'"),
-            ("tangential", "'additive', 'angular'"),
+            ("tangential", "'additive', 'angular', 'auto'"),
             ("radial", "'sgd', 'adam'"),
             ("rounding", "'nearest', 'stochastic'"),
         ]

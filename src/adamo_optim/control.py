@@ -47,14 +47,14 @@ class Options(NamedTuple):
     curvature_target: Tensor  # NaN: "auto" or off
     curvature_beta: Tensor
     decay_tangential: Tensor
-    angular: Tensor
+    angular: Tensor  # 1: every block, 0.5: scale-invariant ones only
     low_dim_scale: Tensor
     delta: Tensor  # NaN: no online test
     wd_ratio: Tensor
     guard: Tensor
     sign: Tensor  # -1 under maximize
-    radial_adam: Tensor
     angular_rms: Tensor  # NaN: ‖w₀‖ says what angle a step is
+    radial_adam: Tensor
 
 
 class Traits(NamedTuple):
@@ -76,7 +76,6 @@ class Memory(NamedTuple):
     tau_reference: Tensor  # uncorrected slow average of κ
     curvature_step: Tensor  # non-zero gradients seen
     initial_norm: Tensor  # ‖w₀‖
-    radial_square: Tensor  # uncorrected average of (⟨g,w⟩/‖w‖)²; only radial="adam" keeps it
 
 
 class Sums(NamedTuple):
@@ -156,22 +155,17 @@ def before(
     scale_invariant = ((traits.scale_invariant > 0) | by_test) & ~low_dim
 
     tangential = live & ~low_dim
-    along = gw / ww.sqrt()  # the gradient's radial part
-    c = o.radial_beta * memory.radial_momentum + (1 - o.radial_beta) * along
+    c = o.radial_beta * memory.radial_momentum + (1 - o.radial_beta) * gw / ww.sqrt()
     c = torch.where(tangential, c, memory.radial_momentum)
-    # A state that was taken over from elsewhere may have steps and no average yet.
-    kept = memory.radial_square
-    start = (1 - o.beta2**t) * along * along
-    square = torch.where(kept < 0, start, o.beta2 * kept + (1 - o.beta2) * along * along)
-    square = torch.where(tangential & (o.radial_adam > 0), square, kept)
-    noise = guard & tangential & (sums.gg - gw * gw / ww <= traits.rounding * sums.gg)
+    projects = tangential & ~(o.radial_adam > 0)
+    noise = guard & projects & (sums.gg - gw * gw / ww <= traits.rounding * sums.gg)
     first = First(
         live=live,
         use_gradient=live & ~noise,
         keep_gradient=live & ((sums.gg > 0) | (o.curvature_target > 0)),
         sign=o.sign,
-        p=torch.where(tangential & ~noise, gw / ww, zero),
-        q=torch.where(tangential, sums.mw / ww, zero),
+        p=torch.where(projects & ~noise, gw / ww, zero),
+        q=torch.where(projects, sums.mw / ww, zero),
         beta1=torch.where(live, o.beta1, 1 + zero),
         beta2=torch.where(live, o.beta2, 1 + zero),
         debias1=1 / (1 - o.beta1**t),
@@ -182,7 +176,7 @@ def before(
         eta_radial=eta_radial,
         guarded_scale=guarded_scale & tangential,
     )
-    return first, Memory(step, c, tau, tau_reference, curvature_step, initial_norm, square)
+    return first, Memory(step, c, tau, tau_reference, curvature_step, initial_norm)
 
 
 def curvature(
@@ -227,23 +221,12 @@ def after(
     ww = torch.where(radial, sums.ww, 1 + zero)
     norm, initial_norm = ww.sqrt(), torch.where(radial, memory.initial_norm, 1 + zero)
 
-    # decay, then the radial step, SGD on ‖w‖ or Adam on log‖w‖: together one factor on ‖w‖
     decay = o.weight_decay * torch.where(o.decay_tangential > 0, o.lr, first.eta_radial)
     decay = torch.where(first.scale_invariant, o.wd_ratio * decay, decay)
     guarded_decay = guard & radial & (norm < NORM_FLOOR * initial_norm)
     decay = torch.where(guarded_decay, zero, decay)
-    debias = 1 - o.radial_beta ** memory.step.clamp(min=1)
-    adam = o.radial_adam > 0
-    square = torch.where(adam & radial, memory.radial_square.clamp(min=0), zero)
-    size = root(square * first.debias2) + first.eps
-    pull = first.eta_radial * memory.radial_momentum / (debias * torch.where(adam, size, norm))
-    pull = torch.where(first.scale_invariant, zero, pull)
-    factor = 1 - decay - pull
-    low, high = FACTOR_BOUNDS
-    guarded_factor = guard & radial & ((factor < low) | (factor > high))
-    factor = torch.where(guard, factor.clamp(low, high), factor)
 
-    # the tangential step, u without its radial part: added, or a pure rotation
+    # Adam's quotient, in its radial and its tangential part
     rms = root(uu) * traits.inverse_root
     guarded_update = guard & first.live & (rms > UPDATE_BOUND)
     shrink = UPDATE_BOUND / torch.where(guarded_update, rms, UPDATE_BOUND + zero)
@@ -251,10 +234,23 @@ def after(
     uw, uu = (torch.where(overflow, zero, x) for x in (shrink * uw, shrink * shrink * uu))
     along = uw / ww
     across = (uu - uw * along).clamp(min=0)  # ‖u^θ‖²
-    unit = torch.where(torch.isnan(o.angular_rms), initial_norm, o.angular_rms / traits.inverse_root)
+
+    # decay, then the radial step, of SGD or Adam: together one factor on ‖w‖
+    debias = 1 - o.radial_beta ** memory.step.clamp(min=1)
+    pull = torch.where(o.radial_adam > 0, along, memory.radial_momentum / (debias * norm))
+    pull = torch.where(first.scale_invariant, zero, first.eta_radial * pull)
+    factor = 1 - decay - pull
+    low, high = FACTOR_BOUNDS
+    guarded_factor = guard & radial & ((factor < low) | (factor > high))
+    factor = torch.where(guard, factor.clamp(low, high), factor)
+
+    # the tangential step, u without its radial part: added, or a pure rotation
+    unit = torch.where(
+        torch.isnan(o.angular_rms), initial_norm, o.angular_rms / traits.inverse_root
+    )
     k = o.lr * norm / unit
     stretch = (1 + k * k * across / ww).sqrt()
-    angular = o.angular > 0
+    angular = (o.angular == 1) | ((o.angular > 0) & first.scale_invariant)
     a1 = torch.where(angular, factor * (1 + k * along) / stretch, factor + o.lr * along) - 1
     b = torch.where(angular, factor * k / stretch, o.lr)
 

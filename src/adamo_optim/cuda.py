@@ -335,7 +335,7 @@ class Launches:
         plan.launch(
             self.key("after"), kernels.law_after, plan.blocks,
             self.settings, plan.traits, memory.step, memory.radial_momentum, memory.initial_norm,
-            memory.radial_square, partial, cut.count, cut.first, cut.last, plan.coefficients, plan.blocks,
+            partial, cut.count, cut.first, cut.last, plan.coefficients, plan.blocks,
             **LAW,
         )  # fmt: skip
 

@@ -88,9 +88,6 @@ def _take_over(
     if float(ww) == 0 or float(step) == 0:
         return
     geometry.as_real(state["exp_avg"]).copy_(geometry.as_real(m) - geometry.as_real(p) * (mw / ww))
-    # of independent entries: the second moment of their sum weighted by w/‖w‖
-    v = geometry.as_real(old["exp_avg_sq"]).to(scalar)
-    state["radial_square"].copy_(geometry.whole_dot(v, w * w) / ww)
     # the two momenta may forget at different rates: keep the bias-corrected value
     beta1, radial_beta, t = float(group["betas"][0]), float(group["radial_beta"]), float(step)
     state["radial_momentum"].copy_(mw / ww.sqrt() * (1 - radial_beta**t) / (1 - beta1**t))

@@ -74,12 +74,14 @@ class AdamO(Optimizer):
         decay_lr: λ is multiplied by η_ρ,t (``"radial"``) or by η_θ (``"tangential"``: the paper's
             AdamO-Isotropic).
         tangential: ``"additive"`` (the paper) or ``"angular"``: a rotation whose angle does not
-            depend on ‖w‖, so that the norm moves through the radial part alone.
+            depend on ‖w‖, so that the norm moves through the radial part alone; ``"auto"`` =
+            angular where the scale-invariant rule is active, additive elsewhere.
         angular_rms: what ``lr`` means as an angle: a step turns w as far as an additive one would
-            turn a weight with entries of this root mean square, so that all blocks turn alike.
-            ``None``: of the block's own size at its first step.
-        radial: the radial step is ``"sgd"`` on ‖w‖ (the paper) or ``"adam"`` on log‖w‖, which does
-            not depend on the sizes of gradient and weight: at most about η_ρ,t of the norm a step.
+            turn a weight whose entries have this root mean square, so that all blocks turn alike.
+            ``None``: as it would turn the block's own weight of its first step.
+        radial: ``"sgd"`` = the paper: momentum SGD on ‖w‖, and moments of the tangential gradient.
+            ``"adam"`` = moments of the whole gradient, as in Adam, and η_ρ,t times the radial part
+            of m̂/(√v̂ + ε): with ``radial_lr_ratio=1`` and without curvature, AdamW's own step.
         low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
             numel < d_th; ``None`` = none.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.

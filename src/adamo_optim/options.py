@@ -59,7 +59,7 @@ PAPER: dict[str, Any] = {
 CHOICES: dict[str, tuple[str, ...]] = {
     "previous_gradient": ("exact", "bfloat16", "sampled"),
     "decay_lr": ("radial", "tangential"),
-    "tangential": ("additive", "angular"),
+    "tangential": ("additive", "angular", "auto"),
     "radial": ("sgd", "adam"),
     "rounding": ("nearest", "stochastic"),
     "rule": ("auto", "general", "scale_invariant", "low_dim"),
@@ -250,14 +250,14 @@ def as_numbers(group: dict[str, Any]) -> Iterator[float | Tensor]:
     yield _or_nan(None if target == "auto" else target)
     yield group["curvature_beta"]
     yield float(group["decay_lr"] == "tangential")
-    yield float(group["tangential"] == "angular")
+    yield {"additive": 0.0, "auto": 0.5, "angular": 1.0}[group["tangential"]]
     yield group["low_dim_scale"]
     yield _or_nan(group["delta"])
     yield group["wd_ratio"]
     yield float(group["guard"])
     yield -1.0 if group["maximize"] else 1.0
-    yield float(group["radial"] == "adam")
     yield _or_nan(group["angular_rms"])
+    yield float(group["radial"] == "adam")
 
 
 def _or_nan(value: float | Tensor | None) -> float | Tensor:

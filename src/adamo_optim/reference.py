@@ -123,7 +123,7 @@ def reference_step(
     lr = float(options["lr"])
     if not state:
         state.update(t=0, m_tangential=0 * w, v_tangential=0 * w, m_radial=0 * w)
-        state.update(tau=None, reference=0.0, nonzero_gradients=0, initial_norm=None, v_radial=0.0)
+        state.update(tau=None, reference=0.0, nonzero_gradients=0, initial_norm=None)
         state["g_previous"] = 0 * (g_sampled if options["previous_gradient"] == "sampled" else g)
 
     # The guard leaves a block alone whose gradient is not finite.
@@ -167,13 +167,18 @@ def reference_step(
     noise = geometry.rounding_level(p.dtype, torch.float64) * gg
     if guard and gg - gw * gw / ww <= noise:
         g_tangential = torch.zeros_like(g)
+    m = tangential(m, w)
+    if options["radial"] == "adam":  # not projected
+        g_tangential, m = sign * g, state["m_tangential"]
     radial_beta = float(options["radial_beta"])
     m_radial = radial_beta * radial(state["m_radial"], w) + (1 - radial_beta) * g_radial
-    m = beta1 * tangential(m, w) + (1 - beta1) * g_tangential
+    m = beta1 * m + (1 - beta1) * g_tangential
     v = beta2 * v + (1 - beta2) * g_tangential * g_tangential
     state.update(m_tangential=m, v_tangential=v, m_radial=m_radial)
+    u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
+    u = _bounded(u) if guard else u
 
-    # decay and radial step as one factor f on w: SGD on ‖w‖, or Adam on log‖w‖
+    # decay and radial step as one factor f on w
     decay = float(options["weight_decay"]) * (
         lr if options["decay_lr"] == "tangential" else eta_radial
     )
@@ -182,21 +187,16 @@ def reference_step(
     norm = math.sqrt(ww)
     if guard and norm < 0.1 * state["initial_norm"]:
         decay = 0.0
-    if options["radial"] == "adam":
-        state["v_radial"] = beta2 * state["v_radial"] + (1 - beta2) * (gw / norm) ** 2
-        size = math.sqrt(state["v_radial"] / (1 - beta2**t)) + max(eps, floor)
-    else:
-        size = norm
-    pull = eta_radial * float(inner(m_radial, w)) / norm / (1 - radial_beta**t) / size
+    m_radial_hat = m_radial / (1 - radial_beta**t)
+    pull = eta_radial * float(inner(u if options["radial"] == "adam" else m_radial_hat, w)) / ww
     factor = 1 - decay - (0.0 if scale_invariant else pull)
     if guard:
         factor = min(max(factor, 0.5), 2.0)
 
     # tangential step
-    u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
-    u = _bounded(u) if guard else u
     u_tangential = tangential(u, w)
-    if options["tangential"] == "additive":
+    angular = options["tangential"] == "angular"
+    if not angular and not (options["tangential"] == "auto" and scale_invariant):
         return _like(p, factor * w - lr * u_tangential, options, t, seed)
     rms = options["angular_rms"]
     k = lr * norm / (state["initial_norm"] if rms is None else rms * math.sqrt(g.numel()))

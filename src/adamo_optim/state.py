@@ -25,7 +25,7 @@ from .rules import needs_previous_gradient, rule_of
 
 SCALARS = Memory._fields
 BUFFERS = ("exp_avg", "exp_avg_sq", "previous_grad")
-START = Memory(0.0, 0.0, UNSET, 0.0, 0.0, UNSET, UNSET)  # type: ignore[arg-type]  # numbers here
+START = Memory(0.0, 0.0, UNSET, 0.0, 0.0, UNSET)  # type: ignore[arg-type]  # numbers here
 
 
 def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], seed: int) -> None:

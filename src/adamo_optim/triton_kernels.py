@@ -416,7 +416,7 @@ def power(base, exponent):
 @triton.jit
 def law_before(
     settings, traits, step, radial_momentum, tau, tau_reference, curvature_step, initial_norm,
-    radial_square, g_table, found_inf, partial, chunks, first_chunk, last_chunk, partial_mw, first_mw, last_mw,
+    g_table, found_inf, partial, chunks, first_chunk, last_chunk, partial_mw, first_mw, last_mw,
     ratio_of_samples,
     coefficients, blocks,
     MW_FROM_PASS_1: tl.constexpr, CHECKED: tl.constexpr, TILE: tl.constexpr,
@@ -437,7 +437,7 @@ def law_before(
     delta = tl.load(o + 14 * blocks)
     guard = tl.load(o + 16 * blocks) > 0
     sign = tl.load(o + 17 * blocks)
-    radial_adam = tl.load(o + 18 * blocks) > 0
+    radial_adam = tl.load(o + 19 * blocks) > 0
     declared_low_dim = tl.load(trait) > 0
     declared_invariant = tl.load(trait + blocks) > 0
     inverse_root = tl.load(trait + 2 * blocks)
@@ -509,21 +509,17 @@ def law_before(
     by_test = (tl.abs(gw) < bound) & (gg > 0)
     invariant = (declared_invariant | by_test) & (low_dim == 0)
     momentum = tl.load(radial_momentum + i)
-    along = gw / tl.sqrt(safe)
-    fresh = radial_beta * momentum + (1 - radial_beta) * along
+    fresh = radial_beta * momentum + (1 - radial_beta) * gw / tl.sqrt(safe)
     tl.store(radial_momentum + i, tl.where(tangential, fresh, momentum))
-    kept = tl.load(radial_square + i)
-    start = (1 - power(beta2, t)) * along * along
-    square = tl.where(kept < 0, start, beta2 * kept + (1 - beta2) * along * along)
-    tl.store(radial_square + i, tl.where(tangential & radial_adam, square, kept))
-    noise = guard & tangential & (gg - gw * gw / safe <= rounding * gg)
+    projects = tangential & (radial_adam == 0)
+    noise = guard & projects & (gg - gw * gw / safe <= rounding * gg)
 
     tl.store(c + LIVE * blocks, live.to(tl.float64))
     tl.store(c + USE_GRADIENT * blocks, (live & (noise == 0)).to(tl.float64))
     tl.store(c + KEEP_GRADIENT * blocks, (live & ((gg > 0) | literal)).to(tl.float64))
     tl.store(c + SIGN * blocks, sign)
-    tl.store(c + P * blocks, tl.where(tangential & (noise == 0), gw / safe, 0.0))
-    tl.store(c + Q * blocks, tl.where(tangential, mw / safe, 0.0))
+    tl.store(c + P * blocks, tl.where(projects & (noise == 0), gw / safe, 0.0))
+    tl.store(c + Q * blocks, tl.where(projects, mw / safe, 0.0))
     tl.store(c + BETA1 * blocks, tl.where(live, beta1, 1.0))
     tl.store(c + BETA2 * blocks, tl.where(live, beta2, 1.0))
     tl.store(c + DEBIAS1 * blocks, 1 / (1 - power(beta1, t)))
@@ -537,8 +533,8 @@ def law_before(
 
 @triton.jit
 def law_after(
-    settings, traits, step, radial_momentum, initial_norm, radial_square, partial, chunks,
-    first_chunk, last_chunk, coefficients, blocks, TILE: tl.constexpr,
+    settings, traits, step, radial_momentum, initial_norm, partial, chunks, first_chunk, last_chunk,
+    coefficients, blocks, TILE: tl.constexpr,
 ):  # fmt: skip
     """Law 2 for one block, as ``control.after``."""
     i = tl.program_id(0)
@@ -547,12 +543,12 @@ def law_after(
     weight_decay = tl.load(o + 4 * blocks)
     radial_beta = tl.load(o + 7 * blocks)
     decay_tangential = tl.load(o + 11 * blocks) > 0
-    angular = tl.load(o + 12 * blocks) > 0
+    angular = tl.load(o + 12 * blocks)  # 1: every block, 0.5: scale-invariant ones only
     low_dim_scale = tl.load(o + 13 * blocks)
     wd_ratio = tl.load(o + 15 * blocks)
     guard = tl.load(o + 16 * blocks) > 0
-    radial_adam = tl.load(o + 18 * blocks) > 0
-    angular_rms = tl.load(o + 19 * blocks)
+    angular_rms = tl.load(o + 18 * blocks)
+    radial_adam = tl.load(o + 19 * blocks) > 0
     inverse_root = tl.load(traits + i + 2 * blocks)
     live = tl.load(c + LIVE * blocks) > 0
     invariant = tl.load(c + SCALE_INVARIANT * blocks) > 0
@@ -568,23 +564,12 @@ def law_after(
     norm = tl.sqrt(ww)
     norm0 = tl.where(radial, tl.load(initial_norm + i), 1.0)
 
-    # decay, then the radial step, SGD on ‖w‖ or Adam on log‖w‖: together one factor on ‖w‖
     decay = weight_decay * tl.where(decay_tangential, lr, eta_radial)
     decay = tl.where(invariant, wd_ratio * decay, decay)
     guarded_decay = guard & radial & (norm < 0.1 * norm0)
     decay = tl.where(guarded_decay, 0.0, decay)
-    t = tl.maximum(tl.load(step + i).to(tl.float64), 1.0)
-    momentum = tl.load(radial_momentum + i)
-    square = tl.load(radial_square + i) * tl.load(c + DEBIAS2 * blocks)
-    size = tl.sqrt(tl.where(square > 0, square, 0.0)) + tl.load(c + EPS * blocks)
-    size = tl.where(radial_adam, size, norm)
-    pull = eta_radial * momentum / ((1 - power(radial_beta, t)) * size)
-    factor = 1 - decay - tl.where(invariant, 0.0, pull)
-    guarded_factor = guard & radial & ((factor < 0.5) | (factor > 2.0))
-    clamped = tl.where(factor < 0.5, 0.5, tl.where(factor > 2.0, 2.0, factor))
-    factor = tl.where(guard, clamped, factor)
 
-    # the tangential step, u without its radial part: added, or a pure rotation
+    # Adam's quotient, in its radial and its tangential part
     rms = tl.sqrt(uu) * inverse_root
     guarded_update = guard & live & (rms > 100.0)
     shrink = tl.where(guarded_update, 100.0 / tl.where(guarded_update, rms, 1.0), 1.0)
@@ -594,7 +579,19 @@ def law_after(
     along = uw / ww
     across = uu - uw * along
     across = tl.where(across < 0, 0.0, across)
+
+    # decay, then the radial step, of SGD or Adam: together one factor on ‖w‖
+    t = tl.maximum(tl.load(step + i).to(tl.float64), 1.0)
+    momentum = tl.load(radial_momentum + i)
+    pull = tl.where(radial_adam, along, momentum / ((1 - power(radial_beta, t)) * norm))
+    factor = 1 - decay - tl.where(invariant, 0.0, eta_radial * pull)
+    guarded_factor = guard & radial & ((factor < 0.5) | (factor > 2.0))
+    clamped = tl.where(factor < 0.5, 0.5, tl.where(factor > 2.0, 2.0, factor))
+    factor = tl.where(guard, clamped, factor)
+
+    # the tangential step, u without its radial part: added, or a pure rotation
     k = lr * norm / tl.where(angular_rms != angular_rms, norm0, angular_rms / inverse_root)
+    angular = (angular == 1.0) | ((angular > 0) & invariant)
     stretch = tl.sqrt(1 + k * k * across / ww)
     a1 = tl.where(angular, factor * (1 + k * along) / stretch, factor + lr * along) - 1
     b = tl.where(angular, factor * k / stretch, lr)

@@ -23,7 +23,7 @@ static const double UPDATE_BOUND = 100.0;
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, radial_lr_ratio, radial_lr, radial_beta;
     double curvature_auto, curvature_target, curvature_beta, decay_tangential, angular;
-    double low_dim_scale, delta, wd_ratio, guard, sign, radial_adam, angular_rms;
+    double low_dim_scale, delta, wd_ratio, guard, sign, angular_rms, radial_adam;
 } Options;
 
 typedef struct {
@@ -32,7 +32,6 @@ typedef struct {
 
 typedef struct {
     double step, radial_momentum, tau, tau_reference, curvature_step, initial_norm;
-    double radial_square;
 } Memory;
 
 /* Everything one step computes about a block: the sums of the passes and control.py's First and
@@ -109,23 +108,18 @@ static void before(
     const double cosine_bound = o->delta * traits->inverse_root * sqrt(gg) * sqrt(ww);
     const bool by_test = fabs(gw) < cosine_bound && gg > 0;
 
-    const double along = gw / sqrt(ww); /* the gradient's radial part */
     if (tangential)
         memory->radial_momentum =
-            o->radial_beta * memory->radial_momentum + (1 - o->radial_beta) * along;
-    /* A state that was taken over from elsewhere may have steps and no average yet. */
-    if (tangential && o->radial_adam > 0)
-        memory->radial_square = memory->radial_square < 0
-            ? (1 - pow(o->beta2, t)) * along * along
-            : o->beta2 * memory->radial_square + (1 - o->beta2) * along * along;
-    const bool noise = guard && tangential && gg - gw * gw / ww <= traits->rounding * gg;
+            o->radial_beta * memory->radial_momentum + (1 - o->radial_beta) * gw / sqrt(ww);
+    const bool projects = tangential && !(o->radial_adam > 0);
+    const bool noise = guard && projects && gg - gw * gw / ww <= traits->rounding * gg;
 
     row->live = live;
     row->use_gradient = live && !noise;
     row->keep_gradient = live && (gg > 0 || o->curvature_target > 0);
     row->sign = o->sign;
-    row->p = tangential && !noise ? gw / ww : 0;
-    row->q = tangential ? mw / ww : 0;
+    row->p = projects && !noise ? gw / ww : 0;
+    row->q = projects ? mw / ww : 0;
     row->beta1 = live ? o->beta1 : 1;
     row->beta2 = live ? o->beta2 : 1;
     row->debias1 = 1 / (1 - pow(o->beta1, t));
@@ -145,24 +139,14 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     const double ww = radial ? row->ww : 1, norm = sqrt(ww);
     const double initial_norm = radial ? memory->initial_norm : 1;
 
-    /* decay, then the radial step, SGD on ‖w‖ or Adam on log‖w‖: together one factor on ‖w‖ */
     double decay = o->weight_decay * (o->decay_tangential > 0 ? o->lr : row->eta_radial);
     if (row->scale_invariant)
         decay *= o->wd_ratio;
     row->guarded_decay = guard && radial && norm < NORM_FLOOR * initial_norm;
     if (row->guarded_decay)
         decay = 0;
-    const double t = memory->step > 1 ? memory->step : 1;
-    const double debias = 1 - pow(o->radial_beta, t);
-    const double square = memory->radial_square > 0 ? memory->radial_square : 0;
-    const double size = o->radial_adam > 0 ? sqrt(square * row->debias2) + row->eps : norm;
-    const double pull = row->scale_invariant
-        ? 0 : row->eta_radial * memory->radial_momentum / (debias * size);
-    const double asked = 1 - decay - pull;
-    row->guarded_factor = guard && radial && (asked < FACTOR_LOW || asked > FACTOR_HIGH);
-    const double factor = guard ? clamp(asked, FACTOR_LOW, FACTOR_HIGH) : asked;
 
-    /* the tangential step, u without its radial part: added, or a pure rotation */
+    /* Adam's quotient, in its radial and its tangential part */
     const double rms = sqrt(row->uu) * traits->inverse_root;
     row->guarded_update = guard && row->live && rms > UPDATE_BOUND;
     const double shrink = row->guarded_update ? UPDATE_BOUND / rms : 1;
@@ -171,11 +155,22 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     const double uu = overflow ? 0 : shrink * shrink * row->uu;
     const double along = uw / ww;
     const double left = uu - uw * along, across = left < 0 ? 0 : left; /* ‖u^θ‖² */
+
+    /* decay, then the radial step, of SGD or Adam: together one factor on ‖w‖ */
+    const double t = memory->step > 1 ? memory->step : 1;
+    const double debias = 1 - pow(o->radial_beta, t);
+    const double pull = o->radial_adam > 0 ? along : memory->radial_momentum / (debias * norm);
+    const double asked = 1 - decay - (row->scale_invariant ? 0 : row->eta_radial * pull);
+    row->guarded_factor = guard && radial && (asked < FACTOR_LOW || asked > FACTOR_HIGH);
+    const double factor = guard ? clamp(asked, FACTOR_LOW, FACTOR_HIGH) : asked;
+
+    /* the tangential step, u without its radial part: added, or a pure rotation */
     const double unit = isnan(o->angular_rms) ? initial_norm : o->angular_rms / traits->inverse_root;
     const double k = o->lr * norm / unit;
+    const bool angular = o->angular == 1 || (o->angular > 0 && row->scale_invariant);
     const double stretch = sqrt(1 + k * k * across / ww);
     double a1 = 0, b = row->live ? o->low_dim_scale * o->lr : 0;
-    if (radial && o->angular > 0) {
+    if (radial && angular) {
         a1 = factor * (1 + k * along) / stretch - 1;
         b = factor * k / stretch;
     } else if (radial) {
