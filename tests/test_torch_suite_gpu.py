@@ -74,6 +74,8 @@ def test_a_step_on_cuda_equals_one_on_the_cpu(case: OptimizerInput) -> None:
 @over_inputs()
 def test_fused_matches_the_for_loop(case: OptimizerInput, dtype: torch.dtype) -> None:
     """With a 0-D, an empty and a long tensor, and a block without a gradient in one step."""
+    if case.kwargs.get("rounding") == "stochastic" and dtype == torch.float16:
+        pytest.skip("stochastic rounding is for bfloat16, and refused for float16")
     source, ends = torch.Generator().manual_seed(4), []
     shapes: list[tuple[int, ...]] = [(40, 30), (7,), (), (0, 3), (70_001,), (16, 3, 3, 3)]
     start = [torch.randn(shape, generator=source).to(dtype) for shape in shapes]

@@ -171,7 +171,9 @@ def test_accelerate_example(
 def test_accelerate_clips_what_adamo_sees_and_logs_through_the_wrapper(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(True)  # another test may have chosen a GPU for this process
     accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
     accelerator.init_trackers("run")
     model = nn.Linear(4, 2)
