@@ -99,6 +99,25 @@ def test_the_first_steps_go_on_where_adamw_was_going() -> None:
         assert float((theirs * change).sum() / (theirs.norm() * change.norm())) > 0.95
 
 
+def test_with_adams_radial_part_nothing_changes() -> None:
+    """Moments whole, ratio 1, no curvature: the next steps are those AdamW would have taken."""
+    p = nn.Parameter(torch.randn(6, 5, dtype=torch.float64))
+    old = torch.optim.AdamW([p], lr=1e-2, weight_decay=0.2)
+    gradients = torch.randn(20, 6, 5, dtype=torch.float64)
+    for g in gradients[:10]:
+        p.grad = g
+        old.step()
+    q = nn.Parameter(p.detach().clone())
+    goes_on = torch.optim.AdamW([q], lr=1e-2, weight_decay=0.2)
+    goes_on.load_state_dict(old.state_dict())
+    new = AdamO.from_adamw(old, radial="adam", radial_lr_ratio=1.0, curvature_target=None)
+    for g in gradients[10:]:
+        p.grad, q.grad = g, g
+        new.step()
+        goes_on.step()
+    torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-12)
+
+
 def test_options_and_groups() -> None:
     a, b = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(4, 3))
     groups = [{"params": [a], "lr": 1e-2, "initial_lr": 0.1}, {"params": [b]}]

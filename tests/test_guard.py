@@ -41,6 +41,7 @@ def last(optimizer: AdamO) -> dict[str, Any]:
         ({"lr": 3e-4, "weight_decay": 0.1}, True),
         ({"weight_decay": 1.0, "decay_lr": "tangential"}, False),
         ({"weight_decay": 0.1, "radial_lr": 1e-3}, False),
+        ({"weight_decay": 2.0, "radial": "adam", "radial_lr_ratio": 1.0}, False),
         ({"weight_decay": 0.1, "low_dim": 1000}, False),
         ({"lr": torch.tensor(1e-3), "weight_decay": 0.1}, True),
     ],

@@ -44,6 +44,72 @@ def test_all_low_dim_is_adam(dtype: torch.dtype, maximize: bool, foreach: bool) 
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+def trained(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], steps: int) -> None:
+    for step in range(steps):
+        give_gradients(params, step)
+        optimizer.step()
+
+
+ADAMW_AS_ADAMO = {"radial": "adam", "radial_lr_ratio": 1.0, "curvature_target": None}
+
+
+@pytest.mark.parametrize("foreach", BACKENDS)
+@pytest.mark.parametrize("maximize", [False, True])
+def test_adams_radial_part_at_ratio_one_is_adamw(maximize: bool, foreach: bool) -> None:
+    ours = blocks((6, 5), (4, 3, 2))
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    options = {"lr": 3e-3, "weight_decay": 0.2, "maximize": maximize}
+    trained(AdamO(ours, foreach=foreach, **ADAMW_AS_ADAMO, **options), ours, 100)
+    trained(torch.optim.AdamW(theirs, **options), theirs, 100)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_the_ratio_scales_adams_radial_part_and_leaves_the_rest() -> None:
+    steps = []
+    for ratio in (0.0, 1.0, 3.0):
+        (p,) = blocks((6, 5))
+        start = p.detach().clone()
+        give_gradients([p], 0)
+        AdamO([p], weight_decay=0.0, **{**ADAMW_AS_ADAMO, "radial_lr_ratio": ratio}).step()
+        change = p.detach() - start
+        along = (change * start).sum() / start.square().sum()
+        steps.append((float(along), change - along * start))
+    assert steps[0][0] == pytest.approx(0, abs=1e-15)
+    assert abs(steps[1][0]) > 1e-5
+    assert steps[2][0] == pytest.approx(3 * steps[1][0], rel=1e-9)
+    for _, across in steps[1:]:
+        torch.testing.assert_close(across, steps[0][1], rtol=1e-9, atol=1e-15)
+
+
+def test_one_angle_for_blocks_of_any_size() -> None:
+    params = blocks((6, 5), (40, 30), (3, 200))
+    with torch.no_grad():
+        params[1].mul_(20)
+        params[2].mul_(0.01)
+    options = {"lr": 1e-3, "angular_rms": 0.1, "tangential": "angular", **without_radial()}
+    optimizer = AdamO(params, **options)
+    give_gradients(params, 0)
+    optimizer.step()  # the first quotient of Adam is ±1 everywhere
+    angles = [row["angle"] for row in optimizer.diagnostics(synchronize=True).values()]
+    assert angles == pytest.approx([0.01] * 3, rel=0.05)
+
+
+def test_auto_turns_scale_invariant_blocks_and_adds_to_the_others() -> None:
+    ends: dict[str, list[nn.Parameter]] = {}
+    for tangential in ("additive", "angular", "auto"):
+        a, b = ends[tangential] = blocks((6, 5), (6, 5))
+        with torch.no_grad():
+            b.copy_(a)
+        groups = [
+            {"params": [a], "rule": "scale_invariant"},
+            {"params": [b], "rule": "general"},
+        ]
+        trained(AdamO(groups, lr=0.1, weight_decay=0.0, tangential=tangential), [a, b], 5)
+    assert torch.equal(ends["auto"][0], ends["angular"][0])
+    assert torch.equal(ends["auto"][1], ends["additive"][1])
+    assert not torch.equal(ends["additive"][0], ends["angular"][0])
+
+
 @pytest.mark.parametrize("foreach", BACKENDS)
 def test_low_dim_scale_shrinks_the_step(foreach: bool) -> None:
     (a,), (b,) = blocks((8,)), blocks((8,))

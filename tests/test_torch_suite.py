@@ -99,7 +99,11 @@ def test_error_inputs_cover_every_option() -> None:
         ("betas", (0.9, 1.0), "betas\\[1\\] must be >= 0 and < 1, got 1.0"),
         ("weight_decay", float("nan"), "weight_decay must be >= 0, got nan"),
         ("radial_lr", -1.0, "radial_lr must be >= 0 \\(or None\\), got -1.0"),
-        ("tangential", "other", "tangential must be one of 'additive', 'angular', 'auto', got 'other'"),
+        (
+            "tangential",
+            "other",
+            "tangential must be one of 'additive', 'angular', 'auto', got 'other'",
+        ),
         ("previous_gradient", "other", "previous_gradient must be one of .*, got 'other'"),
         ("rule", "other", "rule must be one of .*, got 'other'"),
         ("guard", None, "guard must be True or False, got None"),

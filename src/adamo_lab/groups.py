@@ -20,6 +20,7 @@ from .studies import STUDIES, Request, Study
 from .tasks import TASKS
 
 LANDSCAPE, YOURS = "landscape", "yours"
+OBSERVATION = "every"  # how often a run is looked at does not change it
 SPARE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
@@ -139,7 +140,7 @@ def groups(records: list[Record], study: Study | None) -> list[Group]:
     buckets: dict[tuple[Any, ...], list[Record]] = {}
     for r in records:
         c = r.config
-        length = 0 if study else c.epochs  # a study's lengths follow from the scale
+        length = -round(c.epochs / c.scale) if study else c.epochs  # of the full run
         key = (c.task != YOURS, c.task, c.synthetic, -c.scale, length, canonical(dict(c.options)))
         buckets.setdefault(key, []).append(r)
     told_apart = distinguishing(records, study)
@@ -163,7 +164,7 @@ def distinguishing(records: list[Record], study: Study | None) -> set[tuple[str,
     for task in {task for task, _ in known}:
         options = [o for t, o in known if t == task]
         found |= {(task, k) for k in {k for o in options for k in o} if differs(k, options)}
-    return found
+    return {(task, option) for task, option in found if option != OBSERVATION}
 
 
 def expected_options(study: Study) -> list[dict[str, Any]]:

@@ -202,7 +202,7 @@ def adam(
 def adamw(
     model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
 ) -> torch.optim.Optimizer:
-    """AdamW; ``decay_vectors=False`` takes biases and the weights of norm layers out of its decay."""
+    """AdamW; ``decay_vectors=False`` takes biases and norm layers out of its decay."""
     import torch
 
     parameters: Any = model.parameters()

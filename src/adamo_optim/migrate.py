@@ -26,8 +26,8 @@ def from_adamw(cls: type[AdamO], optimizer: Optimizer, options: dict[str, Any]) 
     lr, betas, eps and maximize are taken over. The decay per step stays what it was,
     λ = weight_decay/radial_lr_ratio (or weight_decay·lr/radial_lr), on the blocks that AdamO
     decays: the low-dimensional ones no longer decay. The first moment is split into its tangential
-    part and the radial scalar ⟨m, w⟩/‖w‖; the second moment is kept as it is. AdamW's own
-    optimizer is left untouched.
+    part and the radial scalar ⟨m, w⟩/‖w‖ (with ``radial="adam"`` it stays whole); the second moment
+    is kept as it is. AdamW's own optimizer is left untouched.
 
     Args:
         optimizer: a ``torch.optim.AdamW`` or ``torch.optim.Adam`` without amsgrad.
@@ -87,7 +87,9 @@ def _take_over(
     mw, ww = geometry.whole_dot(geometry.as_real(m).to(scalar), w), geometry.whole_dot(w, w)
     if float(ww) == 0 or float(step) == 0:
         return
-    geometry.as_real(state["exp_avg"]).copy_(geometry.as_real(m) - geometry.as_real(p) * (mw / ww))
+    if group["radial"] == "sgd":
+        across = geometry.as_real(m) - geometry.as_real(p) * (mw / ww)
+        geometry.as_real(state["exp_avg"]).copy_(across)
     # the two momenta may forget at different rates: keep the bias-corrected value
     beta1, radial_beta, t = float(group["betas"][0]), float(group["radial_beta"]), float(step)
     state["radial_momentum"].copy_(mw / ww.sqrt() * (1 - radial_beta**t) / (1 - beta1**t))

@@ -81,7 +81,8 @@ class AdamO(Optimizer):
             ``None``: as it would turn the block's own weight of its first step.
         radial: ``"sgd"`` = the paper: momentum SGD on ‖w‖, and moments of the tangential gradient.
             ``"adam"`` = moments of the whole gradient, as in Adam, and η_ρ,t times the radial part
-            of m̂/(√v̂ + ε): with ``radial_lr_ratio=1`` and without curvature, AdamW's own step.
+            of m̂/(√v̂ + ε). Take a ``radial_lr_ratio`` around 1 with it, and AdamW's
+            ``weight_decay``: with 1 and without curvature it is AdamW's own step.
         low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
             numel < d_th; ``None`` = none.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.

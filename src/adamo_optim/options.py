@@ -162,7 +162,11 @@ def decay_per_step(options: dict[str, Any]) -> float:
 
 
 def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
-    """Someone used to AdamW's weight_decay = 0.1 is told what it means here."""
+    """Someone used to AdamW's weight_decay = 0.1 is told what it means here.
+
+    Not under ``radial="adam"``: Adam's radial part pushes back, as it does in AdamW.
+    """
+    groups = [group for group in groups if group["radial"] == "sgd"]
     worst = max(groups, key=decay_per_step, default=None)
     decay = decay_per_step(worst) if worst else 0.0
     if worst is None or decay <= COLLAPSE_DECAY * (1 + 1e-6):

@@ -56,7 +56,7 @@ class Study:
     name: str
     title: str
     about: str
-    kind: str  # how it is drawn: "table", "boundaries", "landscape", "curves" or "heatmaps"
+    kind: str  # how it is drawn: "table", "trials", "boundaries", "landscape", "curves", "heatmaps"
     runs: Callable[[Request], list[RunConfig]]
     metrics: tuple[Metric, ...]
     optimizers: tuple[str, ...]  # the order of the rows

@@ -1,8 +1,8 @@
 """The search for hyper-parameters: as many trials for AdamW as for AdamO, none on the test set.
 
 Every trial is spelled out, so that the records keep their meaning when a default changes. Those of
-CIFAR-100 are judged by 5,000 training images that were held out, with the paper's schedule at a third
-and at half of its length; those of the language model by its validation text.
+CIFAR-100 are judged by 5,000 training images that were held out, with the paper's schedule at a
+third and at half of its length; those of the language model by its validation text.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ TUNING_VISION = Study(
     name="tuning-cifar100",
     title="Tuning on CIFAR-100",
     about="Seven trials each for AdamW and AdamO, judged by 5,000 held-out training images.",
-    kind="table",
+    kind="trials",
     runs=vision,
     metrics=(
         Metric("swa_valid_accuracy", "SWA", percent=True),
@@ -117,7 +117,7 @@ TUNING_TEXT = Study(
     name="tuning-language",
     title="Tuning on Tiny Shakespeare",
     about="Twelve trials each for AdamW and AdamO, judged by the validation text.",
-    kind="table",
+    kind="trials",
     runs=text,
     metrics=(Metric("valid_loss", "validation loss", higher_is_better=False, digits=4),),
     optimizers=("adamw", "adamo"),
