@@ -2,7 +2,8 @@
 
 Every trial is spelled out, so that the records keep their meaning when a default changes. Those of
 CIFAR-100 are judged by 5,000 training images that were held out, with the paper's schedule at a
-third and at half of its length; those of the language model by its validation text.
+third and at half of its length; those of the language model by its validation text; those of modular
+addition by when they generalize. What is chosen is then run on seeds that no trial has seen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from ..records import RunConfig
 from ..tasks import all_options
 from .base import Metric, Request, Study
+from .tables import FINAL, GROKKED
 
 HELD_OUT = 5000
 ADAMW = {"lr": 8e-4, "weight_decay": 0.5}
@@ -42,6 +44,16 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
     (150, "adamo", {**BALANCED, "weight_decay": 0.5, "angular_rms": 0.01}),
     (150, "adamo", {**BALANCED, "weight_decay": 0.5, "angular_rms": 0.006}),
     (150, "adamo", {**BALANCED, "weight_decay": 0.5, "angular_rms": 0.015, "swa_lr": 3e-4}),
+)
+
+# Modular addition: (lr, weight decay) and (radial_lr_ratio, weight decay)
+SUMS_ADAMW = (
+    *((1e-3, decay) for decay in (0.3, 0.5, 1.0, 1.5, 2.0, 3.0)),
+    *((2e-3, decay) for decay in (0.5, 1.0)),
+)
+SUMS_ADAMO = (
+    *((0.1, 2.0), (0.3, 1.5), (0.5, 1.0), (0.5, 2.0)),
+    *((1.0, 1.0), (1.0, 2.0), (2.0, 0.5), (2.0, 1.0)),
 )
 
 TEXT_LRS = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -89,6 +101,22 @@ def often(epochs: int) -> dict[str, int]:
     return {"every": 5} if epochs == 150 else {}
 
 
+def sums(request: Request) -> list[RunConfig]:
+    adamo = {**BALANCED, "lr": 1e-3, "tangential": "additive"}
+    trials = [
+        *(("adamw", {"lr": lr, "weight_decay": decay}) for lr, decay in SUMS_ADAMW),
+        *(
+            ("adamo", {**adamo, "radial_lr_ratio": ratio, "weight_decay": decay})
+            for ratio, decay in SUMS_ADAMO
+        ),
+    ]
+    return [
+        trial("grokking", name, seed, 5000, hyper, request)
+        for seed in request.seeds
+        for name, hyper in trials
+    ]
+
+
 def text(request: Request) -> list[RunConfig]:
     return [
         trial("language", name, seed, 50, hyper, request)
@@ -111,6 +139,18 @@ TUNING_VISION = Study(
     optimizers=("adamw", "adamw_tuned", "adamo_angular", "adamo"),
     seeds=1,
     example="adamo-lab study tuning-cifar100 --seeds 1 --data-dir ~/data",
+)
+
+TUNING_SUMS = Study(
+    name="tuning-grokking",
+    title="Tuning on modular addition",
+    about="Eight trials each for AdamW and AdamO: the epoch at which they generalize.",
+    kind="trials",
+    runs=sums,
+    metrics=(GROKKED, FINAL),
+    optimizers=("adamw", "adamo"),
+    seeds=1,
+    example="adamo-lab study tuning-grokking --seeds 1",
 )
 
 TUNING_TEXT = Study(
