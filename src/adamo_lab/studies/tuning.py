@@ -2,8 +2,8 @@
 
 Every trial is spelled out, so that the records keep their meaning when a default changes. Those of
 CIFAR-100 are judged by 5,000 training images that were held out, with the paper's schedule at a
-third and at half of its length; those of the language model by its validation text; those of modular
-addition by when they generalize. What is chosen is then run on seeds that no trial has seen.
+third and at half of its length; those of the language model by its validation text; those of
+modular addition by when they generalize. What is chosen then runs on seeds no trial has seen.
 """
 
 from __future__ import annotations
