@@ -16,10 +16,11 @@ TABLE1_ROWS = (
     "adamo_no_curvature",
     "adamo_paper",
     "adamo",
+    "adamo_balanced",
 )
-TABLE2_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo")
+TABLE2_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo", "adamo_balanced")
 TABLE3_ROWS = ("adamw", "adamo_isotropic", "adamo")
-LANGUAGE_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo")
+LANGUAGE_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo", "adamo_balanced")
 
 SWA = Metric("swa_test_accuracy", "SWA", percent=True)
 FINAL = Metric("test_accuracy", "final", percent=True)
@@ -89,6 +90,11 @@ TABLE1 = Study(
             "swa_test_accuracy", "adamo", ">", "adamw_tuned", source="ours, not the paper's",
         ),
         Claim(
+            "AdamO, balanced, is more accurate than a tuned AdamW.",
+            "swa_test_accuracy", "adamo_balanced", ">", "adamw_tuned",
+            source="ours, not the paper's",
+        ),
+        Claim(
             "AdamP is slightly more accurate than AdamW.",
             "swa_test_accuracy", "adamp", ">", "adamw", source="Table 1",
         ),
@@ -140,6 +146,10 @@ TABLE2 = Study(
             "grokking_epoch", "adamo", "<", "adamw", source="ours, not the paper's",
         ),
         Claim(
+            "AdamO, balanced, groks earlier than AdamW.",
+            "grokking_epoch", "adamo_balanced", "<", "adamw", source="ours, not the paper's",
+        ),
+        Claim(
             "Without decay, Adam generalizes less.",
             "test_accuracy", "adam", "<", "adamw", source="Table 2",
         ),
@@ -184,6 +194,10 @@ LANGUAGE = Study(
         Claim(
             "AdamO generalizes better than AdamW on language tasks.",
             "valid_loss", "adamo", "<", "adamw", source="abstract",
+        ),
+        Claim(
+            "AdamO, balanced, generalizes better than AdamW on language tasks.",
+            "valid_loss", "adamo_balanced", "<", "adamw", source="ours, not the paper's",
         ),
     ),
     example="adamo-lab study language --data-dir ~/data",
