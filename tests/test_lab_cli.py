@@ -55,6 +55,7 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
         ("run digits --device abacus", "unknown device 'abacus'"),
         ("run digits --engine steam", "unknown engine 'steam'"),
         ("study nonsense", "unknown study 'nonsense'"),
+        ("study fig1 -o sgd", "fig1 has no row 'sgd'; it has adam, adamw"),
         ("study table2 --scale 2", "--scale must be above 0 and at most 1"),
         ("report nowhere", "nowhere"),
         ("data nonsense", "nonsense"),
@@ -94,11 +95,13 @@ def test_run_then_sweep_then_report(tmp_path: Path) -> None:
 def test_a_study_is_shortened_and_marked(tmp_path: Path) -> None:
     result = lab(
         *("study", "fig1", "--scale", "0.01", "--seeds", "1", "--engine", "serial"),
+        *("-o", "adam", "-o", "adamo"),
         *("--out", str(tmp_path)),
     )
     assert result.returncode == 0, result.stderr
     found, _ = load_all(tmp_path / "fig1")
     assert {(r.config.scale, r.config.epochs) for r in found.values()} == {(0.01, 10)}
+    assert {r.config.optimizer for r in found.values()} == {"adam", "adamo"}
 
 
 def test_made_up_data_are_announced(tmp_path: Path) -> None:

@@ -116,6 +116,9 @@ def run(
 @app.command()
 def study(
     name: Annotated[str, typer.Argument(help="table1, table2, …: see `adamo-lab list`.")],
+    optimizer: Annotated[
+        list[str], typer.Option("--optimizer", "-o", help="Only these rows; may be given again.")
+    ] = [],  # noqa: B006
     seeds: Seeds = "",
     scale: Scale = 1.0,
     option: Options = [],  # noqa: B006
@@ -130,7 +133,7 @@ def study(
 ) -> None:
     """Rerun one table or figure of the paper. The same command goes on after an interruption.
 
-    Example: adamo-lab study table2 --seeds 3
+    Example: adamo-lab study table2 --seeds 3 -o adamw -o adamo
     """
     from .studies import Request
     from .studies import study as find
@@ -140,6 +143,10 @@ def study(
         raise LabError(f"--scale must be above 0 and at most 1, got {scale:g}")
     request = Request(parse_seeds(seeds or str(chosen.seeds)), scale, synthetic, pairs(option))
     configs = chosen.runs(request)
+    rows = dict.fromkeys(config.optimizer for config in configs)
+    for unknown in (row for row in optimizer if row not in rows):
+        raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
+    configs = [config for config in configs if not optimizer or config.optimizer in optimizer]
     setup = make_setup(out, name, data_dir, device, workers, ray_address)
     outcomes = train(configs, setup, engine, tensorboard)
     draw_landscape(chosen, configs, setup, outcomes)
