@@ -53,7 +53,7 @@ def test_no_runs_leave_every_claim_open() -> None:
 # --- from curves
 
 
-def curve(optimizer: str, seed: int, points: dict[int, float | None], epochs: int = 300) -> Record:
+def curve(optimizer: str, seed: int, points: dict[int, float], epochs: int = 300) -> Record:
     config = RunConfig("cifar100", optimizer, seed, epochs, {"lr": 8e-4})
     rows = [{"epoch": epoch, "test_accuracy": y} for epoch, y in points.items()]
     return made.record(config, metrics=rows)

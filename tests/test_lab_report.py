@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,7 +17,8 @@ import lab_fixtures as made
 from adamo_lab import claims, tables
 from adamo_lab.errors import LabError
 from adamo_lab.figures.dynamics import layers
-from adamo_lab.figures.look import power
+from adamo_lab.figures.look import canvas, power
+from adamo_lab.figures.svg import slim
 from adamo_lab.grids import grids
 from adamo_lab.groups import Group, by_study, expected_options, lightened
 from adamo_lab.records import FAILED, Record, RunConfig
@@ -211,6 +214,36 @@ def test_powers(value: float, text: str) -> None:
 )
 def test_paths_are_left_out(text: str, clean: str) -> None:
     assert without_paths(text) == clean
+
+
+def test_small_pictures() -> None:
+    """What is drawn stays: the same shapes at the same places, and every name leads somewhere."""
+    figure, (axes,) = canvas()
+    axes.plot([0, 1, 2], [0.123456, 7, -3], "o-", label="a line")
+    axes.set_title("title")
+    raw = io.StringIO()
+    figure.savefig(raw, format="svg")
+    small = slim(raw.getvalue())
+    assert len(small) < 0.8 * len(raw.getvalue())
+    assert slim(small) == small
+
+    def drawn(svg: str, tag: str) -> list[dict[str, str]]:
+        tree = ElementTree.fromstring(svg)
+        return [e.attrib for e in tree.iter(f"{{http://www.w3.org/2000/svg}}{tag}")]
+
+    for tag in ("path", "use", "clipPath", "rect"):
+        before, after = (drawn(svg, tag) for svg in (raw.getvalue(), small))
+        assert len(before) == len(after) > 0
+        for a, b in zip(before, after, strict=True):
+            for key in ("d", "x", "y", "transform"):
+                found = [
+                    [float(x) for x in re.findall(r"-?[\d.]+", attributes.get(key, ""))]
+                    for attributes in (a, b)
+                ]
+                assert found[0] == pytest.approx(found[1], abs=0.0051)
+    names = {attributes["id"] for attributes in drawn(small, "path") + drawn(small, "clipPath")
+             if "id" in attributes}  # fmt: skip
+    assert {a or b for a, b in re.findall(r'href="#([^"]+)|url\(#([^)]+)', small)} <= names
 
 
 # --- the page as text

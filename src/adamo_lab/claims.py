@@ -16,7 +16,8 @@ def verdicts(group: Group) -> list[Verdict]:
 
 def decide(claim: Claim, group: Group) -> Verdict:
     better = metric_of(claim, group).higher_is_better
-    return judge(claim, *(side(claim, name, group) for name in (claim.first, claim.second)), better)
+    first, second = (side(claim, name, group) for name in (claim.first, claim.second))
+    return judge(claim, first, second, better)
 
 
 def side(claim: Claim, optimizer: str, group: Group) -> Values:

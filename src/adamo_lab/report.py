@@ -52,7 +52,6 @@ class Judged:
     where: str = ""  # which group, if a study has several
     anchor: str = ""
     means: Sequence[tuple[str, str, int]] = ()  # optimizer, mean ± sd, number of runs
-    p: float | None = None
 
     @property
     def kind(self) -> str:
@@ -211,7 +210,6 @@ def in_words(verdict: Verdict, group: Group) -> Judged:
         where=group.label,
         anchor=f"at-{group.name}",
         means=claims.means(verdict.claim, group),
-        p=verdict.p,
     )
 
 
