@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed
 PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench sanitize browser docs docs-serve docs-figures \
+.PHONY: help venv demo test lint format bench sanitize browser report docs docs-serve docs-figures \
   package check-package ci clean
 
 help:  ## list the targets
@@ -64,6 +64,9 @@ sanitize: $(STAMP)  ## the native kernel's tests under AddressSanitizer and UBSa
 # The report's tests look at its page in a real browser; where there is none they are skipped.
 browser:  ## install Chromium from Debian's packages, if it is not there
 	@command -v chromium >/dev/null || { apt-get update -q && apt-get install -yq chromium; }
+
+report: $(STAMP)  ## one page of all records: tables beside the paper's, verdicts, figures
+	$(VENV)/bin/adamo-lab report results --out build/report
 
 # The theme prints an advertisement for its successor unless told not to.
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs

@@ -16,13 +16,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
-from tables import records
+from tables import facts, settled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adamo_lab.figures.look import DPI, INK, canvas, log_axis, style
+from adamo_lab.groups import Line, differs, show
 from adamo_lab.optimizers import REGISTRY
-from adamo_lab.records import Record
 from adamo_optim import AdamO, param_groups
 
 ROOT = Path(__file__).parents[1]
@@ -246,59 +246,60 @@ def migrating_run(change: int | None, steps: int = 400) -> list[float]:
 # --- from records
 
 
-def about(runs: dict[str, list[Record]]) -> str:
+def about(lines: list[Line]) -> str:
     """n and commit."""
-    counts = sorted({len(found) for found in runs.values()})
-    commits = sorted({r.environment["commit"] for found in runs.values() for r in found})
+    counts = sorted({len(line.runs) for line in lines})
+    commits = sorted({facts(line, "commit") for line in lines})
     return f"n = {'–'.join(map(str, counts))}, commit {', '.join(commits)}"
 
 
 def language() -> Figure:
     """Validation loss of the character model: means, and the range over the seeds."""
-    runs = records("language")
+    (group,) = [g for g in settled("language") if g.full and g.options["corpus"] == "shakespeare"]
+    chosen = [x for x in group.lines if x.optimizer in ("adamw", "adamo", "adamo_paper")]
     figure, (axes,) = canvas(height=3.3)
-    for key in ("adamw", "adamo", "adamo_paper"):
-        curves = [[row["valid_loss"] for row in run.metrics] for run in runs[key]]
-        epochs = [row["epoch"] for row in runs[key][0].metrics]
-        entry = REGISTRY[key]
+    for line in chosen:
+        curves = [[row["valid_loss"] for row in run.metrics] for run in line.runs]
+        epochs = [row["epoch"] for row in line.runs[0].metrics]
         columns = list(zip(*curves, strict=True))
-        axes.plot(
-            epochs, list(map(statistics.fmean, columns)), color=entry.colour, label=entry.label
-        )
-        axes.fill_between(
-            epochs, list(map(min, columns)), list(map(max, columns)), color=entry.colour, alpha=0.2
-        )
-    axes.set(ylim=(1.5, 2.3), xlabel=f"hundreds of steps   ({about(runs)})")
+        means, low, high = (list(map(f, columns)) for f in (statistics.fmean, min, max))
+        axes.plot(epochs, means, color=line.colour, label=line.label)
+        axes.fill_between(epochs, low, high, color=line.colour, alpha=0.2)
+    axes.set(ylim=(1.5, 2.3), xlabel=f"hundreds of steps   ({about(chosen)})")
     axes.set_title("Character-level GPT: validation loss, lower is better")
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
 def cifar100() -> Figure:
-    """Test accuracy of the averaged weights on CIFAR-100, one dot a run."""
-    runs = records("table1")
-    figure, (axes,) = canvas(height=3.1)
-    order = sorted(runs, key=lambda key: statistics.fmean(accuracies(runs[key])))
-    for i, key in enumerate(order):
-        values, colour = accuracies(runs[key]), REGISTRY[key].colour
-        axes.plot(values, [i] * len(values), "o", color=colour, markersize=8)
+    """Test accuracy of the averaged weights on CIFAR-100: a row a setting, one dot a run."""
+    (group,) = [g for g in settled("table1") if g.full and g.usual]
+    figure, (axes,) = canvas(height=1.0 + 0.42 * len(group.lines))
+    order = sorted(group.lines, key=lambda line: statistics.fmean(accuracies(line)))
+    for i, line in enumerate(order):
+        values = accuracies(line)
+        axes.plot(values, [i] * len(values), "o", color=line.entry.colour, markersize=8)
         text = f"{statistics.fmean(values):.2f}"
         axes.annotate(text, (max(values), i), (9, 0), textcoords="offset points", va="center")
-    axes.set_yticks(
-        range(len(order)),
-        [
-            f"{REGISTRY[key].label}\nλ = {runs[key][0].config.hyper['weight_decay']:g}"
-            for key in order
-        ],
-    )
+    axes.set_yticks(range(len(order)), [row_name(line, order) for line in order])
     axes.margins(x=0.15, y=0.15)
-    axes.set_xlabel(f"%   ({about(runs)})")
+    axes.set_xlabel(f"%   ({about(order)})")
     axes.set_title("CIFAR-100, ResNet-18: test accuracy")
     return figure
 
 
-def accuracies(runs: list[Record]) -> list[float]:
-    return [round(1e4 * run.result["swa_test_accuracy"]) / 100 for run in runs]  # of 10,000 images
+def row_name(line: Line, lines: list[Line]) -> str:
+    """The optimizer, its decay, and whatever else tells it from another row of that optimizer."""
+    same = [other.hyper for other in lines if other.optimizer == line.optimizer]
+    named = [f"λ = {line.hyper['weight_decay']:g}"] if "weight_decay" in line.hyper else []
+    named += [f"{key} {show(line.hyper.get(key))}" for key in sorted({*line.hyper}.union(*same))
+              if key != "weight_decay" and differs(key, same)]  # fmt: skip
+    return "\n".join([line.entry.label, ", ".join(named)]).rstrip()
+
+
+def accuracies(line: Line) -> list[float]:
+    found = line.values("swa_test_accuracy")
+    return [round(1e4 * value) / 100 for value in found if value is not None]  # of 10,000 images
 
 
 def speed() -> Figure:

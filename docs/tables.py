@@ -9,49 +9,69 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from adamo_lab.groups import Group, Line, by_study, differs, groups
 from adamo_lab.optimizers import REGISTRY
-from adamo_lab.records import Record, load_all
+from adamo_lab.records import FINISHED, Record, load_all
+from adamo_lab.report import Judged, capitalized, in_brief, title_of
+from adamo_lab.studies import STUDIES, Study
+from adamo_lab.verdicts import FAILS, HOLDS, OPEN
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLE = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 LINK = re.compile(r"(\[`(\w+)`\]\(\.\./(src/[\w/]+\.py)#L)\d+")
 
 
-def records(study: str) -> dict[str, list[Record]]:
-    """The finished runs of a study by optimizer, in the registry's order."""
+def records(study: str) -> list[Record]:
+    """The finished runs in a study's folder."""
     found, problems = load_all(ROOT / "results" / study)
     if problems:
         raise ValueError("; ".join(problems))
-    finished = [record for record in found.values() if record.status == "finished"]
-    runs = {key: [r for r in finished if r.config.optimizer == key] for key in REGISTRY}
-    return {key: same for key, same in runs.items() if same}
+    return [record for record in found.values() if record.status == FINISHED]
+
+
+def settled(name: str) -> list[Group]:
+    """A study's folder as groups of lines: the runs of a line differ in their seed alone."""
+    return groups(sorted(records(name), key=lambda r: r.id), STUDIES[name])
 
 
 def study(name: str, columns: dict[str, tuple[str, float, int]]) -> str:
     """Mean ± standard deviation of some results; columns are {result: (title, factor, digits)}."""
     titles = [title for title, _, _ in columns.values()]
-    rows = [["optimizer", "settings", *titles, "n", "hardware", "commit"]]
-    for key, runs in records(name).items():
-        cells = [spread([run.result[column] for run in runs], factor, digits)
-                 for column, (_, factor, digits) in columns.items()]  # fmt: skip
-        rows.append([
-            REGISTRY[key].label, settings(runs[0]), *cells, str(len(runs)),
-            *(", ".join(sorted({r.environment[x] for r in runs})) for x in ("device", "commit")),
-        ])  # fmt: skip
+    found = settled(name)
+    first = ["runs"] if len(found) > 1 else []
+    rows = [[*first, "optimizer", "settings", *titles, "n", "hardware", "commit"]]
+    for group in found:
+        for line in group.lines:
+            cells = [spread(line.values(column), factor, digits)
+                     for column, (_, factor, digits) in columns.items()]  # fmt: skip
+            rows.append([
+                *[title_of(group) for _ in first], line.entry.label, settings(line, group),
+                *cells, str(len(line.runs)), *(facts(line, x) for x in ("device", "commit")),
+            ])  # fmt: skip
     return table(rows)
 
 
-def settings(run: Record) -> str:
-    """Those that tell one row from another."""
-    shown = ("lr", "weight_decay", "radial_lr", "radial_lr_ratio", "curvature_target", "tangential")
-    hyper = {key: run.config.hyper[key] for key in shown if key in run.config.hyper}
-    if hyper.get("tangential") == "additive":
-        del hyper["tangential"]
-    return ", ".join(f"{key} {value}" for key, value in hyper.items())
+def facts(line: Line, key: str) -> str:
+    return ", ".join(sorted({run.environment[key] for run in line.runs}))
+
+
+SHOWN = ("lr", "weight_decay", "radial_lr", "radial_lr_ratio", "curvature_target")
+
+
+def settings(line: Line, group: Group) -> str:
+    """The usual ones, those that tell rows of one optimizer apart, and an unusual rotation."""
+    same = [other.hyper for other in group.lines if other.optimizer == line.optimizer]
+    shown = [*SHOWN, *(k for k in line.hyper if k not in SHOWN and differs(k, same))]
+    if line.hyper.get("tangential", "additive") != "additive" and "tangential" not in shown:
+        shown.append("tangential")
+    return ", ".join(f"{key} {line.hyper[key]}" for key in shown if key in line.hyper)
 
 
 def spread(values: list[float | None], factor: float, digits: int) -> str:
@@ -124,6 +144,113 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+# --- claims and their verdicts
+
+VERDICTS = {HOLDS: "holds", FAILS: "does not hold", OPEN: "open"}
+OURS = "ours"  # how the source of a claim begins that is not the paper's
+
+
+@cache
+def judged() -> list[tuple[Study, Judged]]:
+    """Every claim of every study with its verdict, as in the laboratory's report."""
+    found, problems = load_all(ROOT / "results")
+    if problems:
+        raise ValueError("; ".join(problems))
+    studies, _ = by_study(sorted(found.values(), key=lambda r: r.id))
+    return [(STUDIES[name], j) for name, made in studies.items()
+            for j in in_brief(STUDIES[name], made)[0]]  # fmt: skip
+
+
+def is_ours(found: Judged) -> bool:
+    return found.claim.source.startswith(OURS)
+
+
+def claims() -> str:
+    """Those of the paper: a heading and a table for every study that has some."""
+    parts = []
+    for study in STUDIES.values():
+        found = [j for s, j in judged() if s is study and not is_ours(j)]
+        rows = [["claim", "in the paper", "verdict", "numbers"]]
+        rows += [[claim(j), j.claim.source, verdict(j), evidence(j, study)] for j in found]
+        if found:
+            parts.append(f"### {study.title}\n\n{study.about}\n\n{table(rows)}")
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def own_claims() -> str:
+    rows = [["claim", "study", "verdict", "numbers"]]
+    rows += [[claim(j), study.title, verdict(j), evidence(j, study)]
+             for study, j in judged() if is_ours(j)]  # fmt: skip
+    return table(rows)
+
+
+def claim(j: Judged) -> str:
+    return f"{j.claim.text.removesuffix('.')} ({j.where})." if j.where else j.claim.text
+
+
+def verdict(j: Judged) -> str:
+    return f"**{VERDICTS[j.outcome]}**"
+
+
+def evidence(j: Judged, study: Study) -> str:
+    """Means ± standard deviations; then the test and its numbers, or why the claim is open."""
+    if not j.means:
+        return f"{capitalized(j.short)}."
+    label = next(m.label for m in study.metrics if m.key == j.claim.metric)
+    sides = ", ".join(f"{name} {mean}" for name, mean, _ in j.means)
+    return f"{capitalized(label)}: {sides}. {capitalized(j.short)}."
+
+
+def counts() -> str:
+    """How many of the paper's claims hold, and how many of ours."""
+    texts = []
+    for whose, ours in (("the paper's", False), ("our own", True)):
+        found = Counter(j.outcome for _, j in judged() if is_ours(j) == ours)
+        holds = "holds" if found[HOLDS] == 1 else "hold"
+        does = "does" if found[FAILS] == 1 else "do"
+        are = "is" if found[OPEN] == 1 else "are"
+        said = f"{found[HOLDS]} {holds}, {found[FAILS]} {does} not, and {found[OPEN]} {are} open"
+        texts.append(f"Of {whose} {found.total()} claims, {said}.")
+    return " ".join(texts) + "\n"
+
+
+# --- the README's table
+
+SHAKESPEARE = {"corpus": "shakespeare"}
+README_COLUMNS = ("adamw", "adamw_tuned", "adamo_paper", "adamo")
+README_ROWS: tuple[tuple[str, dict[str, Any], str, str, float, int], ...] = (
+    # a study, options of its task, what is measured, its key, factor and digits
+    ("table1", {}, "CIFAR-100, ResNet-18: test accuracy, %", "swa_test_accuracy", 100, 2),
+    ("table2", {}, "Modular addition: test accuracy, %", "test_accuracy", 100, 2),
+    ("table2", {}, "Modular addition: grokking epoch", "grokking_epoch", 1, 0),
+    ("language", SHAKESPEARE, "Character-level GPT: validation loss", "valid_loss", 1, 3),
+)
+
+
+def readme() -> str:
+    """The studies' own settings: one row a task, one column an optimizer."""
+    rows = [["", *(REGISTRY[name].label for name in README_COLUMNS)]]
+    for name, options, title, key, factor, digits in README_ROWS:
+        made = by_study(records(name))[0][name]
+        group = next(g for g in made if g.full and g.usual and options.items() <= g.options.items())
+        lines = {line.optimizer: line for line in group.lines}
+        cells = [f"{spread(lines[c].values(key), factor, digits)} (n = {len(lines[c].runs)})"
+                 if c in lines else "–" for c in README_COLUMNS]  # fmt: skip
+        rows.append([title, *cells])
+    return table(rows)
+
+
+TABLES |= {
+    "claims": claims,
+    "claims-ours": own_claims,
+    "claims-counts": counts,
+    "readme": readme,
+}
+
+
+# --- pages
+
+
 def line_of(name: str, path: str) -> int:
     """Where a function or class begins."""
     for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
@@ -139,7 +266,7 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in PAGES:
         text = path.read_text()
         if (new := filled(text)) != text:
             path.write_text(new)

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("matplotlib", reason="the pictures need the extra [lab]")
+
+import lab_fixtures as made
+from adamo_lab.groups import expected_options
+from adamo_lab.records import Record
+from adamo_lab.studies import STUDIES, Request
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -75,9 +81,129 @@ def test_pictures_draw(make: Any, tmp_path: Path) -> None:
 
 def test_tables_and_line_numbers_are_up_to_date(make: Any) -> None:
     tables = make("tables")
-    for page in (ROOT / "docs").glob("*.md"):
+    assert tables.PAGES == PAGES
+    for page in PAGES:
         text = page.read_text()
         assert tables.filled(text) == text, f"{page.name}: make docs-figures mends it"
+
+
+def accuracy(optimizer: str, seed: int, value: float, **hyper: Any) -> Record:
+    """A full run of CIFAR-100 with a made result."""
+    study = next(c for c in STUDIES["table1"].runs(Request((seed,))) if c.optimizer == optimizer)
+    config = replace(study, hyper={**study.hyper, **hyper})
+    return made.record(config, rows=1, result={"swa_test_accuracy": value, "test_accuracy": value})
+
+
+@pytest.fixture
+def made_up(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """docs/tables.py with records of its own in place of results/."""
+    tables = make("tables")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+
+    def put(study: str, *records: Record) -> Any:
+        made.put(tmp_path / "results" / study, *records)
+        return tables
+
+    return put
+
+
+def cells(table: str) -> list[list[str]]:
+    return [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+
+
+def test_a_row_of_a_table_is_one_setting(made_up: Any) -> None:
+    tables = made_up(
+        "table1",
+        *(accuracy("adamo", seed, 0.7 + 0.01 * seed) for seed in (0, 1)),
+        accuracy("adamo", 0, 0.5, weight_decay=0.5),
+        accuracy("adamo", 0, 0.6, guard=False),
+    )
+    rows = {(row[1], row[2], row[4]) for row in cells(tables.TABLES["table1"]())}
+    usual = "lr 0.0008, weight_decay {}, radial_lr_ratio 100.0, curvature_target auto, guard {}"
+    assert rows == {
+        (usual.format(0.001, True), "70.50 ± 0.71", "2"),
+        (usual.format(0.5, True), "50.00", "1"),
+        (usual.format(0.001, False), "60.00", "1"),
+    }
+
+
+def test_runs_of_different_length_are_different_rows(made_up: Any) -> None:
+    long, short = accuracy("adamw", 0, 0.7), accuracy("adamw", 1, 0.5)
+    short = replace(short, config=replace(short.config, epochs=30, scale=0.1))
+    rows = cells(made_up("table1", long, short).TABLES["table1"]())
+    assert [row[0] for row in rows] == ["300 epochs", "30 epochs, shortened"]
+    assert [row[3] for row in rows] == ["70.00", "50.00"]
+
+
+def test_a_row_of_the_picture_is_one_setting(made_up: Any, make: Any, tmp_path: Path) -> None:
+    made_up("table1", *(accuracy("adamo", s, 0.7, weight_decay=w) for s in (0, 1) for w in (0, 1)))
+    pictures = make("pictures")
+    (group,) = pictures.settled("table1")
+    assert [pictures.row_name(x, group.lines) for x in group.lines] == [
+        "AdamO\nλ = 0",
+        "AdamO\nλ = 1",
+    ]
+    assert [pictures.accuracies(x) for x in group.lines] == [[70.0, 70.0]] * 2
+
+
+def test_claims_come_from_the_records(made_up: Any) -> None:
+    tables = made_up(
+        "table1",
+        *(accuracy("adamw", seed, 0.70 + 0.001 * seed) for seed in range(3)),
+        *(accuracy("adamo_paper", seed, 0.75 + 0.001 * seed) for seed in range(3)),
+        *(accuracy("adamp", seed, 0.60 + 0.001 * seed) for seed in range(3)),
+        accuracy("adamo", 0, 0.99),
+    )
+    rows = {row[0]: row for row in cells(tables.claims()) if len(row) == 4}
+    assert rows["AdamO is more accurate than AdamW."][1:3] == ["Table 1", "**holds**"]
+    numbers = rows["AdamO is more accurate than AdamW."][3].replace("\xa0", " ")
+    assert numbers.startswith(
+        "SWA: AdamO (paper) 75.10 ± 0.10 %, AdamW 70.10 ± 0.10 %. Significant"
+    )
+    assert "p < 0.0001; n = 3 and 3" in numbers
+    assert rows["AdamP is slightly more accurate than AdamW."][2] == "**does not hold**"
+    assert rows["Without projection AdamO is less accurate."][2] == "**open**"
+    assert not any(row[1].startswith("ours") for row in rows.values())
+    (mine,) = [row for row in cells(tables.own_claims()) if row[1].startswith("Table 1")]
+    assert mine[2] == "**open**"
+    assert "AdamO 99.00 %" in mine[3].replace("\xa0", " ")
+    theirs = sum(
+        len(s.claims) * len(expected_options(s)) for s in STUDIES.values()
+    ) - len(cells(tables.own_claims()))  # fmt: skip
+    held = sum(row[2] == "**holds**" for row in rows.values())
+    assert tables.counts().startswith(f"Of the paper's {theirs} claims, {held} hold")
+
+
+def test_readme_table(made_up: Any) -> None:
+    for name in ("table2", "language"):
+        made_up(name, *made.study_records(name, seeds=(0, 1), rows=5))
+    odd = accuracy("adamo", 0, 0.5, weight_decay=0.5)  # not a setting of the study
+    tables = made_up("table1", accuracy("adamw", 0, 0.7), accuracy("adamw", 1, 0.8), odd)
+    first = cells(tables.readme())[0]
+    assert first[1:] == ["75.00 ± 7.07 (n = 2)", "–", "–", "–"]
+
+
+def test_report_in_the_site(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made when something has changed, and only then."""
+    hooks = make("hooks")
+    made.put(tmp_path / "results", accuracy("adamw", 0, 0.7))
+    written = []
+
+    def write(results: Path, out: Path) -> None:
+        written.append(results)
+        out.mkdir(parents=True)
+        (out / "index.html").write_text("page")
+
+    monkeypatch.setattr(hooks, "ROOT", tmp_path)
+    monkeypatch.setattr(hooks, "write_report", write)
+    for _ in range(2):
+        assert hooks.report(tmp_path / "out").read_text() == "page"
+    assert len(written) == 1
+    made.put(tmp_path / "results", accuracy("adamw", 1, 0.7))
+    hooks.report(tmp_path / "out")
+    assert len(written) == 2
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="claims.md"))
+    assert hooks.on_page_markdown("[a](../results)", page) == "[a](report/index.html)"
 
 
 def test_links_to_files_of_the_repository() -> None:

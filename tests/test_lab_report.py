@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import lab_fixtures as made
-from adamo_lab import tables
+from adamo_lab import claims, tables
 from adamo_lab.errors import LabError
 from adamo_lab.figures.dynamics import layers
-from adamo_lab.figures.look import power
+from adamo_lab.figures.look import canvas, power
+from adamo_lab.figures.svg import slim
 from adamo_lab.grids import grids
 from adamo_lab.groups import Group, by_study, expected_options, lightened
 from adamo_lab.records import FAILED, Record, RunConfig
@@ -40,7 +43,7 @@ def test_records_find_their_studies() -> None:
     assert [g.name for g in studies["table1"]] == ["table1"]
     rows = [line.optimizer for line in studies["table1"][0].lines]
     assert rows == [*STUDIES["table1"].optimizers]
-    assert {line.optimizer for line in studies["fig3"][0].lines} == {"adamw", "adamp", "adamo"}
+    assert {line.optimizer for line in studies["fig3"][0].lines} == {*STUDIES["fig3"].optimizers}
     assert all(line.seeds == [5, 17] for line in studies["table1"][0].lines)
     assert not others
     assert not studies["fig4"]
@@ -152,16 +155,16 @@ def test_not_all_runs_got_there() -> None:
     assert (cells["Adam"].text, cells["Adam"].note) == ("never", "0 of 5")
     assert cells["AdamO"].best
     claim = next(c for c in STUDIES["table2"].claims if c.first == "adamo")
-    verdict = tables.decide(claim, group)
+    verdict = claims.decide(claim, group)
     assert (verdict.outcome, verdict.test) == (HOLDS, "rank test")
-    assert "3 of 5 runs of AdamW got there" in tables.numbers(verdict, group).replace("\xa0", " ")
+    assert "3 of 5 runs of AdamW got there" in claims.numbers(verdict, group).replace("\xa0", " ")
 
 
 def test_numbers_of_a_verdict() -> None:
     runs = accuracies([0.80, 0.81, 0.82], "adamo_paper") + accuracies([0.74, 0.75, 0.76], "adamw")
     (group, *_) = grouped(*runs)[0]["table1"]
-    verdict = tables.decide(STUDIES["table1"].claims[0], group)
-    assert tables.numbers(verdict, group).replace("\xa0", " ") == (
+    verdict = claims.decide(STUDIES["table1"].claims[0], group)
+    assert claims.numbers(verdict, group).replace("\xa0", " ") == (
         "significant: AdamO (paper) minus AdamW = +6.00 points (95 % CI +3.73 to +8.27); "
         "p = 0.00091; n = 3 and 3; Welch's t-test"
     )
@@ -211,6 +214,36 @@ def test_powers(value: float, text: str) -> None:
 )
 def test_paths_are_left_out(text: str, clean: str) -> None:
     assert without_paths(text) == clean
+
+
+def test_small_pictures() -> None:
+    """What is drawn stays: the same shapes at the same places, and every name leads somewhere."""
+    figure, (axes,) = canvas()
+    axes.plot([0, 1, 2], [0.123456, 7, -3], "o-", label="a line")
+    axes.set_title("title")
+    raw = io.StringIO()
+    figure.savefig(raw, format="svg")
+    small = slim(raw.getvalue())
+    assert len(small) < 0.8 * len(raw.getvalue())
+    assert slim(small) == small
+
+    def drawn(svg: str, tag: str) -> list[dict[str, str]]:
+        tree = ElementTree.fromstring(svg)
+        return [e.attrib for e in tree.iter(f"{{http://www.w3.org/2000/svg}}{tag}")]
+
+    for tag in ("path", "use", "clipPath", "rect"):
+        before, after = (drawn(svg, tag) for svg in (raw.getvalue(), small))
+        assert len(before) == len(after) > 0
+        for a, b in zip(before, after, strict=True):
+            for key in ("d", "x", "y", "transform"):
+                found = [
+                    [float(x) for x in re.findall(r"-?[\d.]+", attributes.get(key, ""))]
+                    for attributes in (a, b)
+                ]
+                assert found[0] == pytest.approx(found[1], abs=0.0051)
+    names = {attributes["id"] for attributes in drawn(small, "path") + drawn(small, "clipPath")
+             if "id" in attributes}  # fmt: skip
+    assert {a or b for a, b in re.findall(r'href="#([^"]+)|url\(#([^)]+)', small)} <= names
 
 
 # --- the page as text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .groups import Group, Line, show
@@ -10,6 +11,7 @@ from .tables import Cell, Row, Table, columns_of, heading, number
 from .verdicts import Summary
 
 WITHIN = 0.01  # a cell this close to the best counts as good
+GRID_METRICS = ("near_share", "region_share")  # of a whole heat map, one value a seed
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,31 @@ class Grid:
     @property
     def near(self) -> int:
         """Cells within a point of the best one."""
-        return sum(abs(v - self.best) <= WITHIN + 1e-12 for v in self.measured)
+        return len(self.good)
+
+    @property
+    def good(self) -> set[tuple[int, int]]:
+        return {
+            (i, j)
+            for i, row in enumerate(self.values)
+            for j, v in enumerate(row)
+            if v is not None and abs(v - self.best) <= WITHIN + 1e-12
+        }
+
+    @property
+    def region(self) -> int:
+        """The largest number of good cells that hang together, side by side."""
+        left, largest = self.good, 0
+        while left:
+            reached, edge = 0, [left.pop()]
+            while edge:
+                i, j = edge.pop()
+                reached += 1
+                beside = {(i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)} & left
+                left -= beside
+                edge += beside
+            largest = max(largest, reached)
+        return largest
 
     @property
     def share(self) -> str:
@@ -61,18 +87,38 @@ def grids(group: Group) -> list[Grid]:
     made = []
     for optimizer, axes in zip(study.optimizers, study.axes, strict=True):
         lines = [x for x in group.lines if x.optimizer == optimizer]
-        cells = {
-            (float(x.hyper[axes[0]]), float(x.hyper[axes[1]])): Summary.of(
-                x.values(metric.key)
-            ).mean
-            for x in lines
-        }
-        if all(value is None for value in cells.values()):
-            continue
-        rows, columns = (sorted({at[k] for at in cells}) for k in (0, 1))
-        values = [[cells.get((r, c)) for c in columns] for r in rows]
-        made.append(Grid(lines[0], axes, (rows, columns), values, metric))
+        cells = [Summary.of(x.values(metric.key)).mean for x in lines]
+        if any(value is not None for value in cells):
+            made.append(grid(lines, axes, cells, metric))
     return made
+
+
+def grid(
+    lines: list[Line], axes: tuple[str, str], values: Sequence[float | None], metric: Metric
+) -> Grid:
+    """Lines with one value each, by the two hyper-parameters they differ in."""
+    places = [(float(x.hyper[axes[0]]), float(x.hyper[axes[1]])) for x in lines]
+    cells = dict(zip(places, values, strict=True))
+    rows, columns = (sorted({place[k] for place in places}) for k in (0, 1))
+    ordered = [[cells.get((r, c)) for c in columns] for r in rows]
+    return Grid(lines[0], axes, (rows, columns), ordered, metric)
+
+
+def grid_values(group: Group, optimizer: str, key: str) -> list[float | None]:
+    """A share of the settings, for every seed that has run them all; a failed one is not good."""
+    study = group.study
+    assert study is not None
+    axes = study.axes[study.optimizers.index(optimizer)]
+    metric = columns_of(group)[0].metric
+    lines = [x for x in group.lines if x.optimizer == optimizer]
+    seeds = set.intersection(*(set(x.seeds) for x in lines)) if lines else set()
+    found: list[float | None] = []
+    for seed in sorted(seeds):
+        values = [x.values(metric.key)[x.seeds.index(seed)] for x in lines]
+        if any(value is not None for value in values):
+            one = grid(lines, axes, values, metric)
+            found.append((one.near if key == "near_share" else one.region) / len(lines))
+    return found
 
 
 def grid_table(group: Group, maps: list[Grid]) -> Table:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from .derived import value
 from .errors import LabError
 from .optimizers import REGISTRY, Entry
 from .records import FINISHED, Record, RunConfig, canonical
@@ -36,7 +37,7 @@ class Line:
     colour: str
 
     def values(self, key: str) -> list[float | None]:
-        return [run.result.get(key) for run in self.runs]
+        return [value(run, key) for run in self.runs]
 
     @property
     def seeds(self) -> list[int]:

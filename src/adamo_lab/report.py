@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from . import figures, tables
+from . import claims, figures, tables
 from .errors import LabError
 from .figures import Drawing
 from .grids import grid_table, grids
@@ -51,6 +51,7 @@ class Judged:
     short: str  # the same for the overview
     where: str = ""  # which group, if a study has several
     anchor: str = ""
+    means: Sequence[tuple[str, str, int]] = ()  # optimizer, mean ± sd, number of runs
 
     @property
     def kind(self) -> str:
@@ -150,33 +151,39 @@ def write_report(results: Path, out: Path, cover: Cover | None = None) -> Path:
 
 def study_section(study: Study, groups: list[Group], seen: set[str]) -> Section:
     parts = [part(g, seen) for g in groups]
-    brief, absent = [], []
+    brief, absent = in_brief(study, groups)
+    return Section(study.name, study.title, study.about, parts, brief, absent, study.example)
+
+
+def in_brief(study: Study, groups: list[Group]) -> tuple[list[Judged], list[str]]:
+    """Every claim with its verdict from full runs on real data, and which groups have none."""
+    brief: list[Judged] = []
+    absent: list[str] = []
     for options in expected_options(study):
-        mine = [p for p in parts if p.group.usual and options.items() <= p.group.options.items()]
-        full = next((p for p in mine if p.group.full), None)
+        mine = [g for g in groups if g.usual and options.items() <= g.options.items()]
+        full = next((g for g in mine if g.full), None)
         if full:
-            brief += full.judged
+            brief += judged_claims(full)
         else:
             label = label_of(options)
             absent.append(label)
             why = ONLY_PARTIAL if mine else "no runs yet"
             brief += [Judged(claim, OPEN, why, why, label, study.name) for claim in study.claims]
-    unusual = [p for p in parts if p.group.full and not p.group.usual]
-    brief += [judged for p in unusual for judged in p.judged]
-    return Section(study.name, study.title, study.about, parts, brief, absent, study.example)
+    unusual = [g for g in groups if g.full and not g.usual]
+    brief += [judged for g in unusual for judged in judged_claims(g)]
+    return brief, absent
 
 
 def part(group: Group, seen: set[str]) -> Part:
     maps = grids(group)
     whole = tables.table(group)
-    judged = tables.verdicts(group) if group.study else []
     drawn, layers = figures.draw(group, maps, seen)
     return Part(
         group=group,
         title=title_of(group),
         table=grid_table(group, maps) if maps else whole,
         every_setting=whole if maps else None,
-        judged=[in_words(verdict, group) for verdict in judged],
+        judged=judged_claims(group) if group.study else [],
         figures=drawn,
         layers=layers,
     )
@@ -190,9 +197,20 @@ def title_of(group: Group) -> str:
     return capitalized(", ".join(filter(None, [*first, group.label, length, *kinds])))
 
 
+def judged_claims(group: Group) -> list[Judged]:
+    return [in_words(verdict, group) for verdict in claims.verdicts(group)]
+
+
 def in_words(verdict: Verdict, group: Group) -> Judged:
-    why, short = tables.numbers(verdict, group), tables.numbers(verdict, group, brief=True)
-    return Judged(verdict.claim, verdict.outcome, why, short, group.label, f"at-{group.name}")
+    return Judged(
+        claim=verdict.claim,
+        outcome=verdict.outcome,
+        why=claims.numbers(verdict, group),
+        short=claims.numbers(verdict, group, brief=True),
+        where=group.label,
+        anchor=f"at-{group.name}",
+        means=claims.means(verdict.claim, group),
+    )
 
 
 def capitalized(text: str) -> str:

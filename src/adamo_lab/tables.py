@@ -1,13 +1,14 @@
-"""Tables and verdicts as text: the same cells for the page and for Markdown. Needs no torch."""
+"""Tables as text: the same cells for the page and for Markdown. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .derived import DERIVED, value
 from .groups import Group, Line
-from .studies import STUDIES, Claim, Metric
-from .verdicts import LEVEL, OPEN, Summary, Verdict, judge
+from .studies import STUDIES, Metric
+from .verdicts import Summary
 
 MOST_COLUMNS = 6  # of runs that belong to no study
 NOT_METRICS = {"epoch", "lr", "diverged_at", "gradient_norm", "gradient_norm_sd"}
@@ -19,6 +20,8 @@ EXPLAINED = {  # columns whose names say too little
     "test_accuracy": "Final: test accuracy after the last epoch.",
     "best_test_accuracy": "Best: the highest test accuracy on the way, which flatters.",
     "weight_norm": "‖w‖: the norm of all weights at the end.",
+    "early_test_accuracy": "First 200: mean test accuracy over these epochs.",
+    "gain_at_drops": "Gain at drops: the rise of test accuracy when the learning rate drops.",
 }
 PARTIAL = "“k of n” marks rows where only k of n runs got there: the mean is of those that did."
 
@@ -147,6 +150,7 @@ def columns_of(group: Group) -> list[Column]:
         if key not in NOT_METRICS and not isinstance(value, (str, list, dict, bool))
     }
     if group.study:
+        seen |= {k for k in DERIVED if any(value(run, k) is not None for run in group.runs)}
         present = [m for m in group.study.metrics if m.key in seen]
         return [Column(m) for m in present or group.study.metrics]
     known = {m.key: m for study in STUDIES.values() for m in study.metrics}
@@ -207,70 +211,6 @@ def notes(group: Group, columns: list[Column], missing: bool) -> list[str]:
         if count:
             found.append(f"{label}: {count} run{'s' if count > 1 else ''} diverged.")
     return found
-
-
-# --- verdicts in words
-
-
-def verdicts(group: Group) -> list[Verdict]:
-    assert group.study is not None
-    return [decide(claim, group) for claim in group.study.claims]
-
-
-def decide(claim: Claim, group: Group) -> Verdict:
-    def side(optimizer: str) -> list[float | None]:
-        lines = (x for x in group.lines if x.optimizer == optimizer)
-        return [value for x in lines for value in x.values(claim.metric)]
-
-    better = metric_of(claim, group).higher_is_better
-    return judge(claim, side(claim.first), side(claim.second), better)
-
-
-def metric_of(claim: Claim, group: Group) -> Metric:
-    assert group.study is not None
-    return next(m for m in group.study.metrics if m.key == claim.metric)
-
-
-def numbers(verdict: Verdict, group: Group, brief: bool = False) -> str:
-    """The reason for a verdict and the numbers behind it, in one line."""
-    claim = verdict.claim
-    sizes = together(f"n = {verdict.n[0]} and {verdict.n[1]}")
-    if verdict.outcome == OPEN and verdict.p is None:
-        return f"{verdict.reason}; {sizes}"
-    metric = metric_of(claim, group)
-    names = {x.optimizer: x.entry.label for x in group.lines}
-    unit = " points" if metric.percent else ""
-    facts = []
-    if verdict.difference is not None and verdict.interval is not None:
-        gap = together(number(verdict.difference, metric, signed=True) + unit)
-        low, high = (number(v, metric, signed=True) for v in verdict.interval)
-        interval = together(f"{verdict.confidence} % CI {low} to {high}")
-        sides = "" if brief else f"{names[claim.first]} minus {names[claim.second]} = "
-        facts.append(f"{sides}{gap} ({interval})")
-    if claim.relation == "=":
-        facts.append(together(f"margin ±{number(claim.margin, metric)}{unit}"))
-    if any(verdict.missing):
-        for name, n, k in zip((claim.first, claim.second), verdict.n, verdict.missing, strict=True):
-            facts.append(f"{together(f'{n - k} of {n} runs')} of {names[name]} got there")
-    facts += [p_values(verdict), sizes]
-    if not brief and verdict.test != "interval":
-        last = ", runs that never got there rank last" if any(verdict.missing) else ""
-        facts.append(f"{verdict.test}{last}")
-    return f"{verdict.reason}: {'; '.join(filter(None, facts))}"
-
-
-def p_values(verdict: Verdict) -> str:
-    if verdict.p is None:
-        return ""
-    claimed = together(p_value(verdict.p))
-    if verdict.p_opposite is None or verdict.p_opposite >= LEVEL:
-        return claimed
-    return f"{claimed}, in the opposite direction {together(p_value(verdict.p_opposite))}"
-
-
-def together(text: str) -> str:
-    """Not to be broken over two lines."""
-    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 # --- Markdown

@@ -18,6 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ..groups import Group, slug
+from .svg import slim
 
 WIDTH = 4.8  # inches: at 330 pixels across, 9 point text is 9 pixels high
 DPI = 200
@@ -106,7 +107,7 @@ def finish(
             engine.set(h_pad=0.09)  # inches: room for the banner's box
         engine.execute(figure)
         figure.set_layout_engine(None)
-    svg, png = io.BytesIO(), io.BytesIO()
+    svg, png = io.StringIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None}, pil_kwargs=FAST)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
@@ -114,7 +115,7 @@ def finish(
         name=slug(f"{group.name}-{what}"),
         caption=caption,
         alt=". ".join([alt.rstrip("."), *group.banners]) + ".",
-        svg=svg.getvalue(),
+        svg=slim(svg.getvalue()).encode(),
         png=png.getvalue(),
         size=(width, height),
         wide=wide,

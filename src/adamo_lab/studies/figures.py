@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run
-from .tables import BEST, FINAL, SWA
+from .tables import BEST, FINAL, NORM, SWA
 
 FIG1_ROWS = ("adam", "adamw", "adamo_no_decay", "adamo")
 FIG2_ROWS = ("adamw", "adamo")
-FIG3_ROWS = ("adamw", "adamp", "adamo")
+FIG3_ROWS = ("adamw", "adamp", "adamo_paper", "adamo")
 
 # Figure 4: lr × weight decay for AdamW, η_θ × η_ρ for AdamO; the paper prints neither grid.
 LRS = (2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)
@@ -57,7 +57,7 @@ FIG1 = Study(
     kind="boundaries",
     runs=fig1,
     metrics=(
-        Metric("weight_norm", "‖w‖", higher_is_better=False),
+        NORM,
         Metric("boundary_length", "boundary length", higher_is_better=False),
         FINAL,
     ),
@@ -70,6 +70,10 @@ FIG1 = Study(
         Claim(
             "AdamO ends with smaller norms than Adam (both with decay).",
             "weight_norm", "adamo", "<", "adamw", source="Figure 1",
+        ),
+        Claim(
+            "AdamO's decision boundary is smoother (shorter) than Adam's (both without decay).",
+            "boundary_length", "adamo_no_decay", "<", "adam", source="Figure 1",
         ),
         Claim(
             "AdamO's decision boundary is smoother (shorter) than Adam's (both with decay).",
@@ -87,7 +91,7 @@ FIG2 = Study(
     runs=fig2,
     metrics=(
         Metric("gradient_norm_variation", "variation of ‖g‖", higher_is_better=False),
-        Metric("weight_norm", "‖w‖", higher_is_better=False),
+        NORM,
     ),
     optimizers=FIG2_ROWS,
     claims=(
@@ -106,13 +110,37 @@ FIG2 = Study(
 FIG3 = Study(
     name="fig3",
     title="Figure 3: accuracy over training on CIFAR-100",
-    about="Test accuracy of AdamW, AdamP and AdamO after every few epochs.",
+    about="Test accuracy of AdamW, AdamP and AdamO after every few epochs: the runs of Table 1.",
     kind="curves",
     runs=fig3,
-    metrics=(FINAL, BEST, SWA),
+    metrics=(
+        FINAL,
+        BEST,
+        SWA,
+        Metric("early_test_accuracy", "first 200", percent=True),
+        Metric("gain_at_drops", "gain at drops", percent=True),
+    ),
     optimizers=FIG3_ROWS,
+    claims=(
+        Claim(
+            "AdamO is more accurate than AdamW over the first 200 epochs (their mean).",
+            "early_test_accuracy", "adamo_paper", ">", "adamw", source="Figure 3",
+        ),
+        Claim(
+            "AdamO is more accurate than AdamP over the first 200 epochs (their mean).",
+            "early_test_accuracy", "adamo_paper", ">", "adamp", source="Figure 3",
+        ),
+        Claim(
+            "AdamO gains more than AdamW when the learning rate drops.",
+            "gain_at_drops", "adamo_paper", ">", "adamw", source="Figure 3",
+        ),
+        Claim(
+            "AdamO gains more than AdamP when the learning rate drops.",
+            "gain_at_drops", "adamo_paper", ">", "adamp", source="Figure 3",
+        ),
+    ),
     example="adamo-lab study fig3 --scale 0.1 --data-dir ~/data",
-)
+)  # fmt: skip
 
 FIG4 = Study(
     name="fig4",
@@ -120,9 +148,24 @@ FIG4 = Study(
     about="CIFAR-100, AdamW over (lr, weight decay) and AdamO over (η_θ, η_ρ).",
     kind="heatmaps",
     runs=fig4,
-    metrics=(SWA, FINAL),
+    metrics=(
+        SWA,
+        FINAL,
+        Metric("near_share", "settings within 1 point of the best", percent=True, digits=0),
+        Metric("region_share", "largest region of such settings", percent=True, digits=0),
+    ),
     optimizers=("adamw", "adamo"),
     axes=(("lr", "weight_decay"), ("lr", "radial_lr")),
+    claims=(
+        Claim(
+            "AdamO has more settings within 1 point of its best than AdamW (one share a seed).",
+            "near_share", "adamo", ">", "adamw", source="Figure 4",
+        ),
+        Claim(
+            "AdamO's largest connected region of such settings is larger than AdamW's.",
+            "region_share", "adamo", ">", "adamw", source="Figure 4",
+        ),
+    ),
     seeds=1,
     example="adamo-lab study fig4 --scale 0.1 --seeds 1 --data-dir ~/data",
-)
+)  # fmt: skip

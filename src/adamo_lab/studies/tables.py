@@ -25,6 +25,7 @@ LANGUAGE_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo", "adamo_balanc
 SWA = Metric("swa_test_accuracy", "SWA", percent=True)
 FINAL = Metric("test_accuracy", "final", percent=True)
 BEST = Metric("best_test_accuracy", "best", percent=True)
+NORM = Metric("weight_norm", "‖w‖", higher_is_better=False)
 GROKKED = Metric("grokking_epoch", "grokking epoch", higher_is_better=False, digits=0)
 
 
@@ -65,7 +66,7 @@ TABLE1 = Study(
     about="ResNet-18 with BatchNorm, 300 epochs, the paper's protocol; and its ablations.",
     kind="table",
     runs=table1,
-    metrics=(SWA, FINAL, BEST),
+    metrics=(SWA, FINAL, BEST, NORM),
     optimizers=TABLE1_ROWS,
     paper={
         name: {"swa_test_accuracy": percent(mean, sd)}
@@ -86,6 +87,10 @@ TABLE1 = Study(
             "swa_test_accuracy", "adamo_paper", ">", "adamw", source="Table 1",
         ),
         Claim(
+            "AdamO is more accurate than AdamP.",
+            "swa_test_accuracy", "adamo_paper", ">", "adamp", source="Table 1, conclusion",
+        ),
+        Claim(
             "AdamO with our defaults is more accurate than a tuned AdamW.",
             "swa_test_accuracy", "adamo", ">", "adamw_tuned", source="ours, not the paper's",
         ),
@@ -103,6 +108,10 @@ TABLE1 = Study(
             "swa_test_accuracy", "adamo_isotropic", "=", "adamw", 0.005, "section 3.2",
         ),
         Claim(
+            "With isotropic decay AdamO is less accurate.",
+            "swa_test_accuracy", "adamo_isotropic", "<", "adamo_paper", source="section 3.2",
+        ),
+        Claim(
             "Without projection AdamO is less accurate.",
             "swa_test_accuracy", "adamo_no_projection", "<", "adamo_paper", source="Table 1",
         ),
@@ -113,6 +122,10 @@ TABLE1 = Study(
         Claim(
             "Without curvature adaptation AdamO is less accurate.",
             "swa_test_accuracy", "adamo_no_curvature", "<", "adamo_paper", source="Table 1",
+        ),
+        Claim(
+            "AdamO ends with a smaller parameter norm than AdamW.",
+            "weight_norm", "adamo_paper", "<", "adamw", source="section 3.3",
         ),
     ),
     example="adamo-lab study table1 --scale 0.1 --data-dir ~/data",
@@ -136,6 +149,10 @@ TABLE2 = Study(
         Claim(
             "AdamO reaches a higher final accuracy than AdamW.",
             "test_accuracy", "adamo_paper", ">", "adamw", source="Table 2",
+        ),
+        Claim(
+            "AdamO reaches a higher final accuracy than AdamP.",
+            "test_accuracy", "adamo_paper", ">", "adamp", source="Table 2",
         ),
         Claim(
             "AdamO groks later than AdamW.",
@@ -175,6 +192,10 @@ TABLE3 = Study(
             "Radial decay reaches a higher accuracy than isotropic decay within AdamO.",
             "test_accuracy", "adamo", ">", "adamo_isotropic", source="Table 3",
         ),
+        Claim(
+            "With isotropic decay AdamO reaches a lower accuracy than AdamW.",
+            "test_accuracy", "adamo_isotropic", "<", "adamw", source="Table 3",
+        ),
     ),
     example="adamo-lab study table3 --seeds 3",
 )  # fmt: skip
@@ -194,6 +215,10 @@ LANGUAGE = Study(
         Claim(
             "AdamO generalizes better than AdamW on language tasks.",
             "valid_loss", "adamo", "<", "adamw", source="abstract",
+        ),
+        Claim(
+            "AdamO generalizes better than AdamP on language tasks.",
+            "valid_loss", "adamo", "<", "adamp", source="conclusion",
         ),
         Claim(
             "AdamO, balanced, generalizes better than AdamW on language tasks.",

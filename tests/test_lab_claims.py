@@ -1,0 +1,161 @@
+"""The claims of the studies: each can be decided, from results, from curves or from heat maps."""
+
+from __future__ import annotations
+
+import pytest
+
+import lab_fixtures as made
+from adamo_lab import claims, tables
+from adamo_lab.derived import DERIVED, value
+from adamo_lab.grids import GRID_METRICS, grid_values, grids
+from adamo_lab.groups import Group, by_study
+from adamo_lab.records import Record, RunConfig
+from adamo_lab.report import in_brief
+from adamo_lab.studies import STUDIES, Request, Study
+from adamo_lab.verdicts import FAILS, HOLDS, OPEN
+
+WITH_CLAIMS = [study for study in STUDIES.values() if study.claims]
+
+
+@pytest.mark.parametrize("study", WITH_CLAIMS, ids=lambda study: study.name)
+def test_every_claim_is_about_runs_of_its_study(study: Study) -> None:
+    optimizers = {run.optimizer for run in study.runs(Request(seeds=(0,)))}
+    for claim in study.claims:
+        assert {claim.first, claim.second} <= optimizers, claim.text
+        assert claim.metric in {m.key for m in study.metrics}, claim.text
+        assert claim.source, claim.text
+    texts = [claim.text for claim in study.claims]
+    assert len(texts) == len({*texts})
+
+
+@pytest.mark.parametrize("study", WITH_CLAIMS, ids=lambda study: study.name)
+def test_three_seeds_decide_every_claim(study: Study) -> None:
+    """A metric that no record holds would leave its claim open for ever."""
+    records = made.study_records(study.name, seeds=(0, 1, 2, 3))
+    brief, absent = in_brief(study, by_study(records)[0][study.name])
+    assert not absent
+    assert len(brief) % len(study.claims) == 0
+    for judged in brief:
+        if judged.claim.metric in ("grokking_epoch",):
+            continue  # not every made run gets there
+        assert judged.outcome in (HOLDS, FAILS), (judged.claim.text, judged.why)
+        assert [n for _, _, n in judged.means] == [4, 4]
+
+
+def test_no_runs_leave_every_claim_open() -> None:
+    for study in WITH_CLAIMS:
+        brief, absent = in_brief(study, [])
+        assert {judged.outcome for judged in brief} == {OPEN}
+        assert absent
+        assert {judged.claim.text for judged in brief} == {claim.text for claim in study.claims}
+
+
+# --- from curves
+
+
+def curve(optimizer: str, seed: int, points: dict[int, float], epochs: int = 300) -> Record:
+    config = RunConfig("cifar100", optimizer, seed, epochs, {"lr": 8e-4})
+    rows = [{"epoch": epoch, "test_accuracy": y} for epoch, y in points.items()]
+    return made.record(config, metrics=rows)
+
+
+def test_gain_at_drops_by_hand() -> None:
+    around = {45: 0.4, 50: 0.6, 51: 0.7, 60: 0.9, 100: 0.5, 103: 0.6, 150: 0.5, 160: 0.5, 161: 0.0}
+    run = curve("adamw", 0, {**around, 40: 0.0, 61: 0.0})
+    assert value(run, "gain_at_drops") == pytest.approx((0.3 + 0.1 + 0.0) / 3)
+    del run.metrics[4:6]  # nothing around epoch 100
+    assert value(run, "gain_at_drops") is None
+
+
+def test_early_accuracy_by_hand() -> None:
+    points = {100: 0.5, 200: 0.7, 201: 0.9}
+    assert value(curve("adamw", 0, points), "early_test_accuracy") == pytest.approx(0.6)
+    shortened = {10: 0.5, 20: 0.7, 21: 0.9}
+    assert value(curve("adamw", 0, shortened, 30), "early_test_accuracy") == pytest.approx(0.6)
+    assert value(curve("adamw", 0, {}), "early_test_accuracy") is None
+
+
+def test_derived_columns_are_of_the_study_that_names_them() -> None:
+    studies, _ = by_study(made.study_records("table1", seeds=(0, 1, 2)))
+    heads = {name: {head for head, _ in tables.table(studies[name][0]).heads} for name in studies
+             if studies[name]}  # fmt: skip
+    assert {"first 200 (%)", "gain at drops (%)"} <= heads["fig3"]
+    assert not {"first 200 (%)", "gain at drops (%)"} & heads["table1"]
+    assert not {*DERIVED} & {key for run in studies["table1"][0].runs for key in run.result}
+
+
+# --- from heat maps
+
+GOOD = {  # cells within a point of the best: (row, column) of the five learning rates and values
+    "adamw": {(0, 0), (2, 2), (2, 3), (4, 4)},
+    "adamo": {(0, 0), (0, 1), (1, 1), (2, 1), (2, 2), (4, 4)},
+}
+
+
+def heat_maps(seeds: tuple[int, ...]) -> tuple[Group, list[Record]]:
+    runs = made.study_records("fig4", seeds=seeds, rows=3)
+    study = STUDIES["fig4"]
+    for optimizer, axes in zip(study.optimizers, study.axes, strict=True):
+        mine = [run for run in runs if run.config.optimizer == optimizer]
+        ticks = [sorted({run.config.hyper[axis] for run in mine}) for axis in axes]
+        for run in mine:
+            row, column = (ticks[k].index(run.config.hyper[axes[k]]) for k in (0, 1))
+            good = (row, column) in GOOD[optimizer]
+            run.result["swa_test_accuracy"] = 0.75 - 0.0001 * run.config.seed if good else 0.7
+    (group,) = by_study(runs)[0]["fig4"]
+    return group, runs
+
+
+def test_shares_of_a_heat_map() -> None:
+    group, _ = heat_maps((0, 1))
+    assert [m.region for m in grids(group)] == [2, 5]
+    assert grid_values(group, "adamw", "near_share") == [4 / 25, 4 / 25]
+    assert grid_values(group, "adamo", "near_share") == [6 / 25, 6 / 25]
+    assert grid_values(group, "adamw", "region_share") == [2 / 25, 2 / 25]
+    assert grid_values(group, "adamo", "region_share") == [5 / 25, 5 / 25]
+
+
+def test_heat_maps_decide() -> None:
+    group, _ = heat_maps((0, 1, 2))
+    for claim in STUDIES["fig4"].claims:
+        assert claim.metric in GRID_METRICS
+        verdict = claims.decide(claim, group)
+        assert (verdict.outcome, verdict.n) == (HOLDS, (3, 3))
+    shares = claims.means(STUDIES["fig4"].claims[0], group)
+    assert shares == [("AdamO", "24\xa0±\xa00\xa0%", 3), ("AdamW", "16\xa0±\xa00\xa0%", 3)]
+    few, _ = heat_maps((0,))
+    assert claims.decide(STUDIES["fig4"].claims[0], few).outcome == OPEN
+
+
+def test_a_seed_without_the_whole_heat_map_does_not_count() -> None:
+    _, runs = heat_maps((0, 1))
+    late = next(r for r in runs if r.config.seed == 1 and r.config.optimizer == "adamo")
+    (group,) = by_study([r for r in runs if r is not late])[0]["fig4"]
+    assert len(grid_values(group, "adamo", "near_share")) == 1
+    assert len(grid_values(group, "adamw", "near_share")) == 2
+
+
+def test_a_failed_setting_is_not_a_good_one() -> None:
+    group, runs = heat_maps((0,))
+    bad = next(r for r in runs if r.result["swa_test_accuracy"] < 0.71)
+    bad.result["swa_test_accuracy"] = None
+    assert grid_values(group, bad.config.optimizer, "near_share") == [
+        len(GOOD[bad.config.optimizer]) / 25
+    ]
+
+
+# --- the numbers of a verdict
+
+
+def test_means() -> None:
+    runs = made.study_records("table2", seeds=(0, 1, 2))
+    for run in runs:
+        epochs = {"adamo": 900 + 100 * run.config.seed, "adamw": [2000, None, 3000]}
+        found = epochs.get(run.config.optimizer)
+        run.result["grokking_epoch"] = found[run.config.seed] if isinstance(found, list) else found
+    (group,) = by_study(runs)[0]["table2"]
+    text = {claim.first: claims.means(claim, group) for claim in STUDIES["table2"].claims
+            if claim.metric == "grokking_epoch"}  # fmt: skip
+    adamw = ("AdamW", "2500 ± 707 (2 of 3 runs)".replace(" ", "\xa0"), 3)
+    assert text["adamo"] == [("AdamO", "1000 ± 100".replace(" ", "\xa0"), 3), adamw]
+    assert text["adamo_paper"] == [("AdamO (paper)", "never", 3), adamw]
