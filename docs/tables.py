@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from adamo_lab.groups import Group, Line, by_study, differs, groups
-from adamo_lab.optimizers import REGISTRY
+from adamo_lab.optimizers import REGISTRY, SETTINGS
 from adamo_lab.records import FINISHED, Record, load_all
 from adamo_lab.report import Judged, capitalized, in_brief, title_of
-from adamo_lab.studies import STUDIES, Study
+from adamo_lab.studies import STUDIES, Request, Study
 from adamo_lab.verdicts import FAILS, HOLDS, OPEN
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +58,38 @@ def study(name: str, columns: dict[str, tuple[str, float, int]]) -> str:
     return table(rows)
 
 
+# task: the study, AdamW's row, the result and how it reads
+TRANSLATED = {
+    "CIFAR-100, SWA, %": ("table1", "adamw_best", "swa_test_accuracy", 100, 2),
+    "modular addition, grokking epoch": ("table2", "adamw", "grokking_epoch", 1, 0),
+    "Tiny Shakespeare, validation loss": ("language", "adamw", "valid_loss", 1, 3),
+}
+
+
+def translation() -> str:
+    """AdamW and what the rule makes of its settings, on the seeds that both have run."""
+    rows = [["task", "AdamW", "AdamO by the rule", "AdamW's lr, weight_decay", "n"]]
+    for title, (name, theirs, result, factor, digits) in TRANSLATED.items():
+        task = next(iter(STUDIES[name].runs(Request(seeds=(0,))))).task
+        lines = {
+            line.optimizer: line
+            for group in settled(name)
+            for line in group.lines
+            if line.hyper == SETTINGS[task].get(line.optimizer)
+        }
+        adamw, adamo = lines.get(theirs), lines.get("adamo_balanced")
+        seeds = {*adamw.seeds} & {*adamo.seeds} if adamw and adamo else set()
+        cells = [
+            spread([r.result.get(result) for r in line.runs if r.config.seed in seeds],
+                   factor, digits) if line and seeds else "not run yet"
+            for line in (adamw, adamo)
+        ]  # fmt: skip
+        hyper = SETTINGS[task][theirs]
+        asked = f"{hyper['lr']}, {hyper['weight_decay']}"
+        rows.append([title, *cells, asked, str(len(seeds)) if seeds else "–"])
+    return table(rows)
+
+
 def facts(line: Line, key: str) -> str:
     return ", ".join(sorted({run.environment[key] for run in line.runs}))
 
@@ -69,8 +101,11 @@ def settings(line: Line, group: Group) -> str:
     """The usual ones, those that tell rows of one optimizer apart, and an unusual rotation."""
     same = [other.hyper for other in group.lines if other.optimizer == line.optimizer]
     shown = [*SHOWN, *(k for k in line.hyper if k not in SHOWN and differs(k, same))]
-    if line.hyper.get("tangential", "additive") != "additive" and "tangential" not in shown:
+    if line.hyper.get("tangential", "additive") != "additive":
         shown.append("tangential")
+    if "decay_vectors" in line.hyper:
+        shown.append("decay_vectors")
+    shown = list(dict.fromkeys(shown))
     return ", ".join(f"{key} {line.hyper[key]}" for key in shown if key in line.hyper)
 
 
@@ -138,6 +173,18 @@ TABLES: dict[str, Callable[[], str]] = {
             "test_accuracy": ("test accuracy, %", 100, 1),
         },
     ),
+    "tuning-cifar100": lambda: study(
+        "tuning-cifar100",
+        {
+            "swa_valid_accuracy": ("SWA, %", 100, 2),
+            "swa_valid_loss": ("SWA loss", 1, 3),
+            "valid_accuracy": ("last epoch, %", 100, 2),
+        },
+    ),
+    "tuning-grokking": lambda: study("tuning-grokking", GROKKING),
+    "final-grokking": lambda: study("final-grokking", GROKKING),
+    "tuning-language": lambda: study("tuning-language", {"valid_loss": ("validation loss", 1, 3)}),
+    "translation": translation,
     "cuda": lambda: bench("bench-cuda"),
     "cpu": lambda: bench("bench-cpu"),
     "training": training,
@@ -217,7 +264,7 @@ def counts() -> str:
 # --- the README's table
 
 SHAKESPEARE = {"corpus": "shakespeare"}
-README_COLUMNS = ("adamw", "adamw_tuned", "adamo_paper", "adamo")
+README_COLUMNS = ("adamw", "adamw_tuned", "adamo_paper", "adamo", "adamo_balanced")
 README_ROWS: tuple[tuple[str, dict[str, Any], str, str, float, int], ...] = (
     # a study, options of its task, what is measured, its key, factor and digits
     ("table1", {}, "CIFAR-100, ResNet-18: test accuracy, %", "swa_test_accuracy", 100, 2),
