@@ -10,6 +10,7 @@ One step is three passes over a block (w, g, m, v, g⁻) with two laws between t
     pass 3   w ← w + (a−1)·w − b·u
 
 Every rule, ablation, guard and variant is a choice of these scalars, so they all live here, once.
+Under ``radial="adam"``, for example, p = q = 0 and the radial step is η_ρ,t⟨u,w⟩/‖w‖² of w.
 Everything below is a vector with one entry per block; the functions are pure (no in-place
 arithmetic, no Python branch on a device value), so that they run on any device without a
 synchronisation, can be captured, compiled and differentiated.
@@ -54,7 +55,7 @@ class Options(NamedTuple):
     guard: Tensor
     sign: Tensor  # -1 under maximize
     angular_rms: Tensor  # NaN: ‖w₀‖ says what angle a step is
-    radial_adam: Tensor
+    radial_adam: Tensor  # moments of the whole gradient, radial part of Adam's quotient
 
 
 class Traits(NamedTuple):
