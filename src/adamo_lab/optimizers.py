@@ -61,8 +61,8 @@ OURS = {
 }
 
 # The candidate for better defaults: scale-invariant weights all turn by one angle, and the others
-# follow Adam with a radial part at half its speed. lr is AdamW's, weight_decay twice AdamW's: the
-# same decay per step.
+# follow Adam with a radial part at half its speed. lr is AdamW's, weight_decay one and a half times
+# AdamW's.
 BALANCED = {
     "radial": "adam",
     "radial_lr_ratio": 0.5,
@@ -94,7 +94,7 @@ CIFAR100: dict[str, Hyper] = {
     "adamo": {**OURS, "lr": 8e-4},
     "adamo_no_decay": {**OURS, "lr": 8e-4, "weight_decay": 0.0},
     "adamo_angular": {**OURS, "lr": 8e-4, "tangential": "angular"},
-    "adamo_balanced": {**BALANCED, "lr": 8e-4, "weight_decay": 1.0, "swa_lr": 3e-4},
+    "adamo_balanced": {**BALANCED, "lr": 8e-4, "weight_decay": 0.75, "swa_lr": 3e-4},
     "adamo_paper": {**PAPER, "late": LATE},
     "adamo_isotropic": {**PAPER, "late": LATE, "decay_lr": "tangential"},
     "adamo_no_projection": {**PAPER},
@@ -112,7 +112,7 @@ GROKKING: dict[str, Hyper] = {
     "adamo": {**OURS, "lr": 1e-3},
     "adamo_no_decay": {**OURS, "lr": 1e-3, "weight_decay": 0.0},
     "adamo_angular": {**OURS, "lr": 1e-3, "tangential": "angular"},
-    "adamo_balanced": {**BALANCED, "lr": 1e-3, "weight_decay": 2.0},
+    "adamo_balanced": {**BALANCED, "lr": 1e-3, "weight_decay": 1.5},
     "adamo_paper": {
         "lr": 1e-3,
         "radial_lr": 1e-3,
@@ -134,7 +134,7 @@ SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
     "adamo": {**OURS, "lr": 1e-3},
     "adamo_no_decay": {**OURS, "lr": 1e-3, "weight_decay": 0.0},
     "adamo_angular": {**OURS, "lr": 1e-3, "tangential": "angular"},
-    "adamo_balanced": {**BALANCED, "lr": 1e-3, "weight_decay": 0.2},
+    "adamo_balanced": {**BALANCED, "lr": 1e-3, "weight_decay": 0.15},
     "adamo_paper": {**PAPER, "late": LATE},
     "adamo_isotropic": {**OURS, "lr": 1e-3, "decay_lr": "tangential"},
     "adamo_no_projection": {**OURS, "lr": 1e-3},

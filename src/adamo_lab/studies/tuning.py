@@ -49,10 +49,10 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
 # Modular addition: (lr, weight decay) and (radial_lr_ratio, weight decay)
 SUMS_ADAMW = (
     *((1e-3, decay) for decay in (0.3, 0.5, 1.0, 1.5, 2.0, 3.0)),
-    *((2e-3, decay) for decay in (0.5, 1.0)),
+    *((2e-3, decay) for decay in (0.5, 1.0, 1.5)),
 )
 SUMS_ADAMO = (
-    *((0.1, 2.0), (0.3, 1.5), (0.5, 1.0), (0.5, 2.0)),
+    *((0.1, 2.0), (0.3, 1.5), (0.5, 1.0), (0.5, 1.5), (0.5, 2.0)),
     *((1.0, 1.0), (1.0, 2.0), (2.0, 0.5), (2.0, 1.0)),
 )
 
@@ -155,7 +155,7 @@ TUNING_VISION = Study(
 TUNING_SUMS = Study(
     name="tuning-grokking",
     title="Tuning on modular addition",
-    about="Eight trials each for AdamW and AdamO: the epoch at which they generalize.",
+    about="Nine trials each for AdamW and AdamO: the epoch at which they generalize.",
     kind="trials",
     runs=sums,
     metrics=(GROKKED, FINAL),
