@@ -141,7 +141,7 @@ def groups(records: list[Record], study: Study | None) -> list[Group]:
     buckets: dict[tuple[Any, ...], list[Record]] = {}
     for r in records:
         c = r.config
-        length = -round(c.epochs / c.scale) if study else c.epochs  # of the full run
+        length = -round(c.epochs / c.scale) if study else c.epochs  # of a full run, longest first
         key = (c.task != YOURS, c.task, c.synthetic, -c.scale, length, canonical(dict(c.options)))
         buckets.setdefault(key, []).append(r)
     told_apart = distinguishing(records, study)

@@ -87,7 +87,7 @@ CIFAR100: dict[str, Hyper] = {
     "adam": {"lr": 8e-4},
     "adamw": {"lr": 8e-4, "weight_decay": 0.01},
     "adamw_tuned": {"lr": 8e-4, "weight_decay": 0.5},
-    # of the study tuning-cifar100
+    # the best of its trials in the study tuning-cifar100
     "adamw_best": {"lr": 8e-4, "weight_decay": 0.5, "decay_vectors": False, "swa_lr": 3e-4},
     "adamp": {"lr": 8e-4, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "swa_lr": 0.0125},

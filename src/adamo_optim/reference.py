@@ -167,13 +167,12 @@ def reference_step(
     noise = geometry.rounding_level(p.dtype, torch.float64) * gg
     if guard and gg - gw * gw / ww <= noise:
         g_tangential = torch.zeros_like(g)
-    m = tangential(m, w)
-    if options["radial"] == "adam":  # not projected
-        g_tangential, m = sign * g, state["m_tangential"]
+    whole = options["radial"] == "adam"  # moments of the whole gradient, and its radial part
+    g_seen = sign * g if whole else g_tangential
     radial_beta = float(options["radial_beta"])
     m_radial = radial_beta * radial(state["m_radial"], w) + (1 - radial_beta) * g_radial
-    m = beta1 * m + (1 - beta1) * g_tangential
-    v = beta2 * v + (1 - beta2) * g_tangential * g_tangential
+    m = beta1 * (m if whole else tangential(m, w)) + (1 - beta1) * g_seen
+    v = beta2 * v + (1 - beta2) * g_seen * g_seen
     state.update(m_tangential=m, v_tangential=v, m_radial=m_radial)
     u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
     u = _bounded(u) if guard else u
@@ -187,16 +186,16 @@ def reference_step(
     norm = math.sqrt(ww)
     if guard and norm < 0.1 * state["initial_norm"]:
         decay = 0.0
-    m_radial_hat = m_radial / (1 - radial_beta**t)
-    pull = eta_radial * float(inner(u if options["radial"] == "adam" else m_radial_hat, w)) / ww
+    step_radial = u if whole else m_radial / (1 - radial_beta**t)
+    pull = eta_radial * float(inner(step_radial, w)) / ww
     factor = 1 - decay - (0.0 if scale_invariant else pull)
     if guard:
         factor = min(max(factor, 0.5), 2.0)
 
     # tangential step
     u_tangential = tangential(u, w)
-    angular = options["tangential"] == "angular"
-    if not angular and not (options["tangential"] == "auto" and scale_invariant):
+    turns = options["tangential"]
+    if turns == "additive" or (turns == "auto" and not scale_invariant):
         return _like(p, factor * w - lr * u_tangential, options, t, seed)
     rms = options["angular_rms"]
     k = lr * norm / (state["initial_norm"] if rms is None else rms * math.sqrt(g.numel()))

@@ -77,13 +77,27 @@ def run(
     hyper: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> RunConfig:
-    """One run of a study, shortened by the request's scale."""
+    """One run of a study with the laboratory's settings and some changes to them."""
+    chosen = settings(task, optimizer, hyper)
+    return run_with(chosen, task, optimizer, seed, epochs, request, **options)
+
+
+def run_with(
+    hyper: Mapping[str, Any],
+    task: str,
+    optimizer: str,
+    seed: int,
+    epochs: int,
+    request: Request,
+    **options: Any,
+) -> RunConfig:
+    """One run with exactly these hyper-parameters, shortened by the request's scale."""
     return RunConfig(
         task=task,
         optimizer=optimizer,
         seed=seed,
         epochs=max(1, round(epochs * request.scale)),
-        hyper=settings(task, optimizer, hyper),
+        hyper=hyper,
         options=all_options(task, {**options, **request.options}),
         scale=request.scale,
         synthetic=request.synthetic,
