@@ -80,9 +80,10 @@ def trajectory() -> Figure:
     axes.contour(x, y, heights, levels=10, colors="#c4c4c4", linewidths=0.6)
     start = torch.tensor([-0.6, 1.2])
     axes.add_patch(Circle((0, 0), float(start.norm()), fill=False, color="#999999", linestyle=":"))
+    options = {"radial_lr_ratio": 1.0, "curvature_target": None}
     makers: list[tuple[str, str, Callable[[Tensor], torch.optim.Optimizer]]] = [
         ("AdamW", ADAMW, lambda w: torch.optim.AdamW([w], lr=0.05, weight_decay=0.01)),
-        ("AdamO", ADAMO, lambda w: AdamO([w], lr=0.05, radial_lr_ratio=1.0, curvature_target=None)),
+        ("AdamO with radial SGD", ADAMO, lambda w: AdamO.radial_sgd([w], lr=0.05, **options)),
     ]
     for label, colour, make in makers:
         w = start.clone()[None].requires_grad_()  # [1, 2]: a matrix, so that it has a norm to AdamO
@@ -134,9 +135,8 @@ def guarded_run(guarded: bool, steps: int = 300, p: int = 23, width: int = 32) -
     numbers = torch.arange(p)
     pairs = torch.cartesian_prod(numbers, numbers)[torch.randperm(p * p)[: int(0.3 * p * p)]]
     parameters = nn.ModuleList([embedding, hidden, head]).parameters()
-    optimizer = AdamO(
-        parameters, lr=1e-3, weight_decay=1.0, radial_lr=1e-3, curvature_target=1.0, guard=guarded
-    )
+    options = {"radial_lr": 1e-3, "weight_decay": 1.0, "curvature_target": 1.0, "guard": guarded}
+    optimizer = AdamO.radial_sgd(parameters, lr=1e-3, **options)
     norms = []
     for _ in range(steps):
         norms.append(embedding.weight.detach().norm().item())
@@ -256,7 +256,7 @@ def about(lines: list[Line]) -> str:
 def language() -> Figure:
     """Validation loss of the character model: means, and the range over the seeds."""
     (group,) = [g for g in settled("language") if g.full and g.options["corpus"] == "shakespeare"]
-    chosen = [x for x in group.lines if x.optimizer in ("adamw", "adamo", "adamo_paper")]
+    chosen = [x for x in group.lines if x.optimizer in ("adamw", "adamo_sgd", "adamo")]
     figure, (axes,) = canvas(height=3.3)
     for line in chosen:
         curves = [[row["valid_loss"] for row in run.metrics] for run in line.runs]

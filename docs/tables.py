@@ -77,7 +77,7 @@ def translation() -> str:
             for line in group.lines
             if line.hyper == SETTINGS[task].get(line.optimizer)
         }
-        adamw, adamo = lines.get(theirs), lines.get("adamo_balanced")
+        adamw, adamo = lines.get(theirs), lines.get("adamo")
         seeds = {*adamw.seeds} & {*adamo.seeds} if adamw and adamo else set()
         cells = [
             spread([r.result.get(result) for r in line.runs if r.config.seed in seeds],
@@ -264,7 +264,7 @@ def counts() -> str:
 # --- the README's table
 
 SHAKESPEARE = {"corpus": "shakespeare"}
-README_COLUMNS = ("adamw", "adamw_tuned", "adamo_paper", "adamo", "adamo_balanced")
+README_COLUMNS = ("adamw", "adamw_best", "adamo_paper", "adamo_sgd", "adamo")
 README_ROWS: tuple[tuple[str, dict[str, Any], str, str, float, int], ...] = (
     # a study, options of its task, what is measured, its key, factor and digits
     ("table1", {}, "CIFAR-100, ResNet-18: test accuracy, %", "swa_test_accuracy", 100, 2),

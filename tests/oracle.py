@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adamo_optim import AdamO
+from adamo_optim.options import RADIAL_SGD
 from adamo_optim.reference import inner, reference_step
 from adamo_optim.rules import rule_of
 
@@ -23,16 +24,27 @@ RELATIVE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 2e-2, tor
 
 @dataclass(frozen=True)
 class Case:
-    """One set of options."""
+    """One set of options, beside those of ``base``: the paper's form unless told otherwise."""
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
     rule: str = "auto"
     ill_conditioned: bool = False
+    base: dict[str, Any] = field(default_factory=lambda: RADIAL_SGD)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {**self.base, **self.changes}
 
 
 CASES = [
-    Case("defaults"),
+    Case("defaults", base={}),
+    Case("defaults_general", rule="general", base={}),
+    Case("defaults_invariant", rule="scale_invariant", base={}),
+    Case("defaults_cosine_test", {"delta": 0.5, "wd_ratio": 0.5, "weight_decay": 30.0}, base={}),
+    Case("defaults_sampled", {"previous_gradient": "sampled", "maximize": True}, base={}),
+    Case("defaults_unguarded", {"guard": False}, base={}),
+    Case("radial_sgd"),
     Case("paper", {"radial_lr": 5e-3, "curvature_target": 1.0, "guard": False}),
     Case("paper_guarded", {"radial_lr": 5e-3, "curvature_target": 1.0}),
     Case("no_curvature", {"curvature_target": None}),

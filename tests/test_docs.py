@@ -119,11 +119,14 @@ def test_a_row_of_a_table_is_one_setting(made_up: Any) -> None:
         accuracy("adamo", 0, 0.6, guard=False),
     )
     rows = {(row[1], row[2], row[4]) for row in cells(tables.TABLES["table1"]())}
-    usual = "lr 0.0008, weight_decay {}, radial_lr_ratio 100.0, curvature_target auto, guard {}"
+    usual = (
+        "lr 0.0008, weight_decay {}, radial_lr_ratio 0.5, curvature_target auto, guard {}, "
+        "tangential auto"
+    )
     assert rows == {
-        (usual.format(0.001, True), "70.50 ± 0.71", "2"),
+        (usual.format(0.75, True), "70.50 ± 0.71", "2"),
         (usual.format(0.5, True), "50.00", "1"),
-        (usual.format(0.001, False), "60.00", "1"),
+        (usual.format(0.75, False), "60.00", "1"),
     }
 
 

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from adamo_optim import AdamO
+from adamo_optim.options import FORM
+
+RADIAL_SGD = {**FORM, "radial_lr_ratio": 100.0}  # and the translated decay
 
 
 def trained(cls: type[torch.optim.Optimizer], **options: Any) -> tuple[nn.Module, Any]:
@@ -29,14 +32,17 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
     return loss.item()
 
 
+@pytest.mark.parametrize("radial", ["adam", "sgd"])
 @pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.Adam])
-def test_groups_steps_and_moments_are_taken_over(cls: type[torch.optim.Optimizer]) -> None:
+def test_groups_steps_and_moments_are_taken_over(
+    cls: type[torch.optim.Optimizer], radial: str
+) -> None:
     model, old = trained(cls, lr=2e-3, betas=(0.8, 0.99), eps=1e-7, weight_decay=0.05)
     before = [p.detach().clone() for p in model.parameters()]
-    new = AdamO.from_adamw(old)
+    new = AdamO.from_adamw(old) if radial == "adam" else AdamO.from_adamw(old, **RADIAL_SGD)
     group = new.param_groups[0]
     assert (group["lr"], group["betas"], group["eps"]) == (2e-3, (0.8, 0.99), 1e-7)
-    assert group["weight_decay"] == pytest.approx(0.05 / 100)
+    assert group["weight_decay"] == pytest.approx(0.05 * 1.5 if radial == "adam" else 0.05 / 100)
     assert group["param_names"] == [name for name, _ in model.named_parameters()]
     assert "amsgrad" not in group
     for p, w in zip(model.parameters(), before, strict=True):
@@ -44,7 +50,7 @@ def test_groups_steps_and_moments_are_taken_over(cls: type[torch.optim.Optimizer
         assert torch.equal(p, w)
         assert int(state["step"]) == 25
         assert torch.equal(state["exp_avg_sq"], old.state[p]["exp_avg_sq"])
-        if p.dim() == 1:
+        if p.dim() == 1 or radial == "adam":
             assert torch.equal(state["exp_avg"], m)
             continue
         torch.testing.assert_close(
@@ -68,12 +74,29 @@ def test_the_old_optimizer_is_left_alone() -> None:
     assert "radial_lr_ratio" not in old.param_groups[0]
 
 
-def test_decay_per_step_stays_equal() -> None:
+@pytest.mark.parametrize(
+    ("options", "decay"),
+    [
+        ({}, 0.3),
+        ({"radial_lr_ratio": 1.0}, 0.2),
+        ({"radial_lr_ratio": 2.0}, 0.15),
+        ({"radial_lr": 5e-4}, 0.3),
+        ({"radial_lr_ratio": 0.0}, 0.2),
+        ({"decay_lr": "tangential"}, 0.2),
+    ],
+)
+def test_the_decay_is_translated(options: dict[str, Any], decay: float) -> None:
+    old = torch.optim.AdamW([nn.Parameter(torch.randn(6, 5))], lr=1e-3, weight_decay=0.2)
+    new = AdamO.from_adamw(old, **options)
+    assert new.param_groups[0]["weight_decay"] == pytest.approx(decay)
+
+
+def test_with_radial_sgd_the_decay_per_step_stays_equal() -> None:
     for options in ({}, {"radial_lr_ratio": 10.0}, {"radial_lr": 0.3}, {"decay_lr": "tangential"}):
         p = nn.Parameter(torch.randn(6, 5, dtype=torch.float64))
         start = float(p.detach().norm())
         old = torch.optim.AdamW([p], lr=1e-3, weight_decay=0.2)
-        new = AdamO.from_adamw(old, curvature_target=None, **options)
+        new = AdamO.from_adamw(old, radial="sgd", curvature_target=None, **options)
         p.grad = torch.zeros_like(p)
         new.step()
         assert float(p.detach().norm()) == pytest.approx(start * (1 - 2e-4), rel=1e-12), options
@@ -110,7 +133,7 @@ def test_with_adams_radial_part_nothing_changes() -> None:
     q = nn.Parameter(p.detach().clone())
     goes_on = torch.optim.AdamW([q], lr=1e-2, weight_decay=0.2)
     goes_on.load_state_dict(old.state_dict())
-    new = AdamO.from_adamw(old, radial="adam", radial_lr_ratio=1.0, curvature_target=None)
+    new = AdamO.from_adamw(old, radial_lr_ratio=1.0, curvature_target=None)
     for g in gradients[10:]:
         p.grad, q.grad = g, g
         new.step()

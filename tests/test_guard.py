@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from adamo_optim import AdamO
+from adamo_optim.options import RADIAL_SGD
 
 BACKENDS = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
 
@@ -41,7 +42,7 @@ def last(optimizer: AdamO) -> dict[str, Any]:
         ({"lr": 3e-4, "weight_decay": 0.1}, True),
         ({"weight_decay": 1.0, "decay_lr": "tangential"}, False),
         ({"weight_decay": 0.1, "radial_lr": 1e-3}, False),
-        ({"weight_decay": 2.0, "radial": "adam", "radial_lr_ratio": 1.0}, False),
+        ({"weight_decay": 2.0, "radial": "adam"}, False),
         ({"weight_decay": 0.1, "low_dim": 1000}, False),
         ({"lr": torch.tensor(1e-3), "weight_decay": 0.1}, True),
     ],
@@ -50,7 +51,7 @@ def last(optimizer: AdamO) -> dict[str, Any]:
 def test_the_constructor_warns_of_collapsing_decay(options: dict[str, Any], warns: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        AdamO([weight(4, 3)], **options)
+        AdamO([weight(4, 3)], **{**RADIAL_SGD, **options})
     assert len(caught) == int(warns)
     if warns:
         assert "of every weight away per step" in str(caught[0].message)
@@ -64,7 +65,7 @@ def test_the_constructor_warns_of_collapsing_decay(options: dict[str, Any], warn
 @pytest.mark.parametrize("target", ["auto", 1.0, 1e-12, 1e12])
 def test_the_scale_of_the_radial_step_is_bounded(target: float | str, foreach: bool) -> None:
     p = weight(8, 6)
-    optimizer = AdamO([p], lr=1e-3, curvature_target=target, foreach=foreach)
+    optimizer = AdamO.radial_sgd([p], lr=1e-3, curvature_target=target, foreach=foreach)
     for step in range(60):
         p.grad = torch.randn_like(p) * (1.0 if step < 30 else 1e-8)
         optimizer.step()
@@ -74,11 +75,13 @@ def test_the_scale_of_the_radial_step_is_bounded(target: float | str, foreach: b
 
 
 @BACKENDS
-def test_one_step_changes_the_norm_by_a_factor_of_two_at_most(foreach: bool) -> None:
+@pytest.mark.parametrize("radial", ["adam", "sgd"])
+def test_one_step_changes_the_norm_by_a_factor_of_two_at_most(radial: str, foreach: bool) -> None:
     for sign, factor in ((1, 0.5), (-1, 2.0)):
         p = weight(8, 6)
         start = p.detach().clone()
-        optimizer = AdamO([p], radial_lr=1e6, lr=0.0, weight_decay=0.0, foreach=foreach)
+        options = {"radial": radial, "radial_lr": 1e6, "lr": 0.0, "weight_decay": 0.0}
+        optimizer = AdamO([p], foreach=foreach, **options)
         p.grad = sign * start
         optimizer.step()
         torch.testing.assert_close(p.detach(), factor * start)
@@ -90,7 +93,7 @@ def test_decay_stops_at_a_tenth_of_the_initial_norm(foreach: bool) -> None:
     p = weight(8, 6)
     start = norm(p)
     with pytest.warns(UserWarning, match="of every weight"):
-        optimizer = AdamO([p], weight_decay=1.0, foreach=foreach)
+        optimizer = AdamO.radial_sgd([p], weight_decay=1.0, foreach=foreach)
     for _ in range(300):
         p.grad = torch.zeros_like(p)
         optimizer.step()
@@ -102,7 +105,7 @@ def test_decay_stops_at_a_tenth_of_the_initial_norm(foreach: bool) -> None:
 def test_without_the_guard_the_same_decay_collapses_the_weight() -> None:
     p = weight(8, 6)
     start = norm(p)
-    optimizer = AdamO([p], weight_decay=1.0, guard=False)
+    optimizer = AdamO.radial_sgd([p], weight_decay=1.0, guard=False)
     for _ in range(300):
         p.grad = torch.zeros_like(p)
         optimizer.step()
@@ -116,7 +119,8 @@ def test_the_literal_paper_flips_signs_and_the_guard_does_not() -> None:
     for guard in (False, True):
         p = weight(8, 6, dtype=torch.float64)
         start = p.detach().clone()
-        optimizer = AdamO([p], radial_lr=1e-3, weight_decay=1.0, curvature_target=1.0, guard=guard)
+        options = {"weight_decay": 1.0, "curvature_target": 1.0, "guard": guard}
+        optimizer = AdamO.radial_sgd([p], radial_lr=1e-3, **options)
         smallest = 1.0
         for _ in range(300):
             p.grad = 1e-7 * start
@@ -137,7 +141,8 @@ def test_a_gradient_along_the_weight_does_not_turn_it(
 ) -> None:
     p = weight(*shape, dtype=dtype)
     start = p.detach().double().clone()
-    optimizer = AdamO([p], lr=1e-2, weight_decay=0.0, radial_lr=1e-3, foreach=foreach)
+    options = {"lr": 1e-2, "weight_decay": 0.0, "radial_lr": 1e-3}
+    optimizer = AdamO.radial_sgd([p], foreach=foreach, **options)
     for step in range(20):
         p.grad = p.detach() * (0.3 + 0.01 * step)
         optimizer.step()

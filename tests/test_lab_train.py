@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from adamo_lab.errors import LabError
-from adamo_lab.optimizers import OURS, SETTINGS, build, legal_arguments, settings
+from adamo_lab.optimizers import FORM, OURS, RADIAL_SGD, SETTINGS, build, legal_arguments, settings
 from adamo_lab.records import Record, RunConfig
 from adamo_lab.tasks import TASKS
 from adamo_lab.tasks.base import Phase
@@ -177,9 +177,17 @@ def test_label_smoothing_and_late_options_reach_the_optimizer(tmp_path: Path) ->
 # --- settings
 
 
-def test_our_settings_are_adamo_s_defaults() -> None:
-    optimizer = AdamO([torch.nn.Parameter(torch.ones(2, 2))])
-    assert {name: optimizer.defaults[name] for name in OURS} == OURS
+def test_our_settings_are_adamo_s_own() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2, 2))]
+    for make, ours in ((AdamO, OURS), (AdamO.radial_sgd, RADIAL_SGD), (AdamO.paper, FORM)):
+        defaults = make(weights).defaults
+        assert {name: defaults[name] for name in ours} == ours
+
+
+def test_what_a_record_does_not_say_is_the_paper_s() -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer, _ = build("adamo_paper", {"lr": 1e-3, "guard": False}, model, torch.randn(4, 4))
+    assert {name: optimizer.param_groups[0][name] for name in FORM} == FORM
 
 
 @pytest.mark.parametrize("task", SETTINGS)

@@ -185,7 +185,18 @@ def test_the_turn_of_an_angular_step_does_not_depend_on_the_norm(
     assert (angles[0] == pytest.approx(angles[1], rel=1e-6)) is same
 
 
-def test_rescaling_a_scale_invariant_weight_changes_nothing_in_function_space() -> None:
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ({}, (1e-2, 1e-2)),
+        # w₀ is 5 times larger, and so is the length that turns it by the same angle
+        ({"tangential": "angular", "angular_rms": None}, (1e-2, 5e-2)),
+    ],
+    ids=["defaults", "angle relative to the first weight"],
+)
+def test_rescaling_a_scale_invariant_weight_changes_nothing_in_function_space(
+    options: dict[str, Any], rates: tuple[float, float]
+) -> None:
     """With the angular step, two copies of a network that differ by the scale of a weight in front
     of BatchNorm stay the same function, step after step."""
     torch.manual_seed(0)
@@ -197,14 +208,12 @@ def test_rescaling_a_scale_invariant_weight_changes_nothing_in_function_space() 
     with torch.no_grad():
         networks[1][0].weight.mul_(5.0)
     optimizers = []
-    for net, lr in zip(networks, (1e-2, 5e-2), strict=True):
+    for net, lr in zip(networks, rates, strict=True):
         groups = [
-            # w₀ is 5 times larger, and so is the length that turns it by the same angle
             {"params": [net[0].weight], "rule": "scale_invariant", "lr": lr, "radial_lr": 0.1},
             {"params": [*net[1].parameters(), *net[2].parameters()], "lr": 1e-2},
         ]
-        options = {"tangential": "angular", "eps": 0.0, "weight_decay": 1e-3}
-        optimizers.append(AdamO(groups, **options))
+        optimizers.append(AdamO(groups, eps=0.0, weight_decay=1e-3, **options))
     for _ in range(30):
         x, y = torch.randn(32, 6, dtype=torch.float64), torch.randn(32, 2, dtype=torch.float64)
         losses = []

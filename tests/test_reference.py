@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from adamo_optim.options import DEFAULTS
+from adamo_optim.options import DEFAULTS, FORM
 from adamo_optim.reference import algorithm1, radial, reference_step, tangential
 
 HAND: dict[str, Any] = {
@@ -71,7 +71,7 @@ def test_low_dim_step_by_hand() -> None:
 
 @pytest.mark.parametrize("rule", ["general", "scale_invariant", "low_dim"])
 def test_reference_step_with_options_off_is_algorithm1(rule: str) -> None:
-    options = {**DEFAULTS, "radial_lr": 0.02, "curvature_target": 3.0, "guard": False}
+    options = {**DEFAULTS, **FORM, "radial_lr": 0.02, "curvature_target": 3.0, "guard": False}
     literal = {k: options[k] for k in ("lr", "radial_lr", "weight_decay", "eps", "betas")}
     literal |= {k: options[k] for k in ("radial_beta", "curvature_beta", "curvature_target")}
     flags = {"low_dim": rule == "low_dim", "scale_invariant": rule == "scale_invariant"}

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp._flat_param import FlatParameter
 
 from adamo_optim import AdamO
+from adamo_optim.options import FORM
 
 BACKENDS = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
 
@@ -183,12 +184,12 @@ def test_checkpoints_without_later_options_load() -> None:
     optimizer = AdamO(model.parameters(), lr=5e-3)
     train(model, optimizer, range(3))
     old = copy.deepcopy(optimizer.state_dict())
-    for name in ("wd_ratio", "previous_gradient", "rule", "rule_reason", "tangential"):
+    for name in ("wd_ratio", "previous_gradient", "rule", "rule_reason", *FORM):
         del old["param_groups"][0][name]
     for state in old["state"].values():
         del state["tau_reference"]
     optimizer.load_state_dict(old)
-    assert optimizer.param_groups[0]["tangential"] == "additive"
+    assert {name: optimizer.param_groups[0][name] for name in FORM} == FORM
     train(model, optimizer, range(3, 5))
 
 

@@ -464,16 +464,17 @@ def test_capturable_changes_no_step_and_does_not_warn_on_the_cpu(foreach: bool) 
     assert_same(*ends)
 
 
-def test_the_decay_of_adamw_is_warned_of() -> None:
+def test_the_decay_of_adamw_is_warned_of_where_it_destroys() -> None:
+    AdamO(Regression().params, weight_decay=0.1)
     with pytest.warns(UserWarning, match="of every weight away per step"):
-        AdamO(Regression().params, weight_decay=0.1)
+        AdamO.radial_sgd(Regression().params, weight_decay=0.1)
 
 
 @FOREACH
 @pytest.mark.filterwarnings("ignore:weight_decay=.*of every weight:UserWarning")
 def test_strong_decay_shrinks_a_weight_and_leaves_a_bias(foreach: bool) -> None:
     problem = Regression()
-    optimizer = AdamO(problem.params, weight_decay=0.5, foreach=foreach)
+    optimizer = AdamO.radial_sgd(problem.params, weight_decay=0.5, foreach=foreach)
     before = clones(problem.params)
     set_gradients(problem.params, [torch.zeros_like(p) for p in problem.params])
     optimizer.step()

@@ -170,7 +170,7 @@ def test_a_scheduler_moves_the_radial_step_through_the_ratio_alone() -> None:
             problem.train(optimizer, 1)
             seen.append(optimizer.diagnostics(synchronize=True)["weight"]["eta_radial"])
             scheduler.step()
-        expected = [0.05] * 3 if absolute else [100 * LR, 50 * LR, 25 * LR]
+        expected = [0.05] * 3 if absolute else [LR / 2, LR / 4, LR / 8]
         assert seen == pytest.approx(expected, rel=1e-12)
 
 

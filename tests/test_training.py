@@ -134,7 +134,7 @@ def test_weight_decay_of_one_by_habit_gives_a_warning_and_a_living_network() -> 
     model = resnet()
     example = images(torch.Generator().manual_seed(0))[0]
     with pytest.warns(UserWarning, match="of every weight away per step"):
-        optimizer = AdamO(param_groups(model, example), lr=3e-3, weight_decay=1.0)
+        optimizer = AdamO.radial_sgd(param_groups(model, example), lr=3e-3, weight_decay=1.0)
     start = {name: float(p.detach().norm()) for name, p in model.named_parameters()}
     losses = fit(model, optimizer, images, 150)
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])

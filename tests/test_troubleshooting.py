@@ -115,7 +115,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (newer_schema, "this state_dict has schema …; this version of adamo-optim reads up to …"),
     (lambda: AdamO.from_adamw(SGD), "from_adamw needs a torch.optim.AdamW or torch.optim.Adam"),
     (
-        lambda: AdamO([parameter()], weight_decay=0.1),
+        lambda: AdamO.radial_sgd([parameter()], weight_decay=0.1),
         "weight_decay=… takes … of every weight away per step",
     ),
     (lambda: AdamO([parameter()], weight_decay=-0.1), "… must be >= …, got …"),

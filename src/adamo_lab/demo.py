@@ -8,7 +8,7 @@ from .studies import Request
 from .studies.base import run
 
 DEMO = (  # task, optimizers, epochs, seeds
-    ("toy2d", ("adam", "adamw", "adamo_no_decay", "adamo"), 500, (0,)),
+    ("toy2d", ("adam", "adamw", "adamo_sgd", "adamo"), 500, (0,)),
     ("digits", ("adamw", "adamo"), 15, (0, 1)),
     ("grokking", ("adamw", "adamo"), 4000, (0,)),
 )
@@ -26,19 +26,20 @@ COVER = Cover(
             "The network learns (a + b) mod 97 from 30 % of all pairs. It soon knows those by "
             "heart (train loss), while the other pairs stay a mystery for a long time (test "
             "accuracy), until decay has made the weights small enough for a rule to be cheaper "
-            "than a memory. Watch the norm of the weights: AdamO moves it by its own SGD.",
+            "than a memory. Watch the norm of the weights: AdamO moves it at a pace of its own.",
         ),
         "digits": (
             "Handwritten digits: a network with BatchNorm",
-            "BatchNorm makes the length of most weights meaningless; AdamO has found out which "
-            "and takes no radial step on them. Layer by layer, the figures show the norm, the "
-            "radial step size and by what angle a weight turns in one step.",
+            "BatchNorm makes the length of most weights meaningless; AdamO has found out which, "
+            "takes no radial step on them and turns them all by the same angle. Layer by layer, "
+            "the figures show the norm, the radial step size and the angle of a step.",
         ),
         "toy2d": (
             "Two spirals: decision boundaries",
-            "Four optimizers draw the line between two noisy spirals, with and without decay. "
-            "Each picture gives the norm of the weights; the paper says that AdamO's are smaller "
-            "and its boundaries smoother.",
+            "Four optimizers draw the line between two noisy spirals: Adam without decay, AdamW, "
+            "and AdamO with the paper's radial SGD and with the defaults. Each picture gives the "
+            "norm of the weights; the paper says that AdamO's are smaller and its boundaries "
+            "smoother.",
         ),
     },
 )

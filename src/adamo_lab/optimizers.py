@@ -40,9 +40,9 @@ REGISTRY: dict[str, Entry] = {
     "adamp": Entry("AdamP", "#009E73", "-.", "adamp"),
     "sgd": Entry("SGD", "#000000", ":", "sgd"),
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
-    "adamo_no_decay": Entry("AdamO without decay", "#E69F00", "--", "adamo"),
-    "adamo_angular": Entry("AdamO, angular", "#CC79A7", "-", "adamo"),
-    "adamo_balanced": Entry("AdamO, balanced", "#000000", "-", "adamo"),
+    "adamo_sgd": Entry("AdamO, radial SGD", "#000000", "-", "adamo"),
+    "adamo_no_decay": Entry("AdamO, radial SGD, no decay", "#E69F00", "--", "adamo"),
+    "adamo_angular": Entry("AdamO, radial SGD, angular", "#CC79A7", "-", "adamo"),
     "adamo_paper": Entry("AdamO (paper)", "#E69F00", "-", "adamo", "shape"),
     "adamo_isotropic": Entry("AdamO-Isotropic", "#CC79A7", "--", "adamo", "shape"),
     "adamo_no_projection": Entry("AdamO w/o Projection", "#999999", "-", "adamo", "shape"),
@@ -50,8 +50,11 @@ REGISTRY: dict[str, Entry] = {
     "adamo_no_curvature": Entry("AdamO w/o Curvature", "#999999", "-.", "adamo", "shape"),
 }
 
-# AdamO's defaults, spelled out: a record must not change its meaning when they do. A test compares.
-OURS = {
+# The form of AdamO's step where the settings of a record do not say it: the paper's.
+FORM = {"radial": "sgd", "tangential": "additive", "angular_rms": None}
+
+# That form with numbers that are safe to start from: AdamO.radial_sgd. A test compares.
+RADIAL_SGD = {
     "weight_decay": 1e-3,
     "radial_lr_ratio": 100.0,
     "curvature_target": "auto",
@@ -60,10 +63,9 @@ OURS = {
     "guard": True,
 }
 
-# The candidate for better defaults: scale-invariant weights all turn by one angle, and the others
-# follow Adam with a radial part at half its speed. lr is AdamW's, weight_decay one and a half times
-# AdamW's.
-BALANCED = {
+# AdamO's defaults, spelled out: a record must not change its meaning when they do. A test compares.
+# Where AdamW is tuned below, lr is AdamW's and weight_decay one and a half times AdamW's.
+OURS = {
     "radial": "adam",
     "radial_lr_ratio": 0.5,
     "curvature_target": "auto",
@@ -91,10 +93,10 @@ CIFAR100: dict[str, Hyper] = {
     "adamw_best": {"lr": 8e-4, "weight_decay": 0.5, "decay_vectors": False, "swa_lr": 3e-4},
     "adamp": {"lr": 8e-4, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "swa_lr": 0.0125},
-    "adamo": {**OURS, "lr": 8e-4},
-    "adamo_no_decay": {**OURS, "lr": 8e-4, "weight_decay": 0.0},
-    "adamo_angular": {**OURS, "lr": 8e-4, "tangential": "angular"},
-    "adamo_balanced": {**BALANCED, "lr": 8e-4, "weight_decay": 0.75, "swa_lr": 3e-4},
+    "adamo": {**OURS, "lr": 8e-4, "weight_decay": 0.75, "swa_lr": 3e-4},
+    "adamo_sgd": {**RADIAL_SGD, "lr": 8e-4},
+    "adamo_no_decay": {**RADIAL_SGD, "lr": 8e-4, "weight_decay": 0.0},
+    "adamo_angular": {**RADIAL_SGD, "lr": 8e-4, "tangential": "angular"},
     "adamo_paper": {**PAPER, "late": LATE},
     "adamo_isotropic": {**PAPER, "late": LATE, "decay_lr": "tangential"},
     "adamo_no_projection": {**PAPER},
@@ -109,10 +111,10 @@ GROKKING: dict[str, Hyper] = {
     "adamw": {"lr": 1e-3, "weight_decay": 1.0},
     "adamp": {"lr": 1e-3, "weight_decay": 1.0, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "adamo": {**OURS, "lr": 1e-3},
-    "adamo_no_decay": {**OURS, "lr": 1e-3, "weight_decay": 0.0},
-    "adamo_angular": {**OURS, "lr": 1e-3, "tangential": "angular"},
-    "adamo_balanced": {**BALANCED, "lr": 1e-3, "weight_decay": 1.5},
+    "adamo": {**OURS, "lr": 1e-3, "weight_decay": 1.5},
+    "adamo_sgd": {**RADIAL_SGD, "lr": 1e-3},
+    "adamo_no_decay": {**RADIAL_SGD, "lr": 1e-3, "weight_decay": 0.0},
+    "adamo_angular": {**RADIAL_SGD, "lr": 1e-3, "tangential": "angular"},
     "adamo_paper": {
         "lr": 1e-3,
         "radial_lr": 1e-3,
@@ -120,10 +122,10 @@ GROKKING: dict[str, Hyper] = {
         "curvature_target": 1.0,
         "guard": False,
     },
-    "adamo_isotropic": {**OURS, "lr": 1e-3, "weight_decay": 1.0, "decay_lr": "tangential"},
-    "adamo_no_projection": {**OURS, "lr": 1e-3},
-    "adamo_no_dimension": {**OURS, "lr": 1e-3, "low_dim": None},
-    "adamo_no_curvature": {**OURS, "lr": 1e-3, "curvature_target": None},
+    "adamo_isotropic": {**RADIAL_SGD, "lr": 1e-3, "weight_decay": 1.0, "decay_lr": "tangential"},
+    "adamo_no_projection": {**RADIAL_SGD, "lr": 1e-3},
+    "adamo_no_dimension": {**RADIAL_SGD, "lr": 1e-3, "low_dim": None},
+    "adamo_no_curvature": {**RADIAL_SGD, "lr": 1e-3, "curvature_target": None},
 }
 
 SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
@@ -131,15 +133,15 @@ SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
     "adamw": {"lr": 1e-3, "weight_decay": 0.01},
     "adamp": {"lr": 1e-3, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "adamo": {**OURS, "lr": 1e-3},
-    "adamo_no_decay": {**OURS, "lr": 1e-3, "weight_decay": 0.0},
-    "adamo_angular": {**OURS, "lr": 1e-3, "tangential": "angular"},
-    "adamo_balanced": {**BALANCED, "lr": 1e-3, "weight_decay": 0.15},
+    "adamo": {**OURS, "lr": 1e-3, "weight_decay": 0.15},
+    "adamo_sgd": {**RADIAL_SGD, "lr": 1e-3},
+    "adamo_no_decay": {**RADIAL_SGD, "lr": 1e-3, "weight_decay": 0.0},
+    "adamo_angular": {**RADIAL_SGD, "lr": 1e-3, "tangential": "angular"},
     "adamo_paper": {**PAPER, "late": LATE},
-    "adamo_isotropic": {**OURS, "lr": 1e-3, "decay_lr": "tangential"},
-    "adamo_no_projection": {**OURS, "lr": 1e-3},
-    "adamo_no_dimension": {**OURS, "lr": 1e-3, "low_dim": None},
-    "adamo_no_curvature": {**OURS, "lr": 1e-3, "curvature_target": None},
+    "adamo_isotropic": {**RADIAL_SGD, "lr": 1e-3, "decay_lr": "tangential"},
+    "adamo_no_projection": {**RADIAL_SGD, "lr": 1e-3},
+    "adamo_no_dimension": {**RADIAL_SGD, "lr": 1e-3, "low_dim": None},
+    "adamo_no_curvature": {**RADIAL_SGD, "lr": 1e-3, "curvature_target": None},
 }
 
 TOY2D: dict[str, Hyper] = {
@@ -258,7 +260,7 @@ def adamo(
         groups = param_groups(model, example, low_dim=arguments.get("low_dim", "auto"))
     else:
         groups = model.named_parameters()
-    return AdamO(groups, capturable=graph, **arguments)
+    return AdamO(groups, capturable=graph, **{**FORM, **arguments})
 
 
 def legal_arguments(name: str) -> set[str]:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 from . import diagnostics, geometry, migrate
 from . import sharded as sharding
 from .backends import choose
-from .options import DEFAULTS, PAPER, SCHEMA, check_options, warn_of_collapse
+from .options import DEFAULTS, FORM, PAPER, RADIAL_SGD, SCHEMA, check_options, warn_of_collapse
 from .rules import Explanation, Row, rule_of
 from .state import BUFFERS, SCALARS, Bucket, Work, initialize, sampled_state, whole_previous
 
@@ -40,16 +40,20 @@ STRUCTURE = (
 
 
 class AdamO(Optimizer):
-    r"""AdamO: radial SGD on a weight's norm, tangential Adam on its direction.
+    r"""AdamO: a weight's norm and its direction are trained as two systems.
 
     .. math::
         w^+ = (1 - \eta_{\rho,t}\lambda)\,w
-              - \eta_{\rho,t}\,\varphi^\rho_w(\hat m^\rho)
-              - \eta_\theta\,\varphi^\theta_w(\hat m^\theta / (\sqrt{\hat v^\theta} + \epsilon)),
+              - \eta_{\rho,t}\,\varphi^\rho_w(u^\rho)
+              - \eta_\theta\,\varphi^\theta_w(\hat m / (\sqrt{\hat v} + \epsilon)),
         \qquad \eta_{\rho,t} = \eta_\rho / \sqrt{\tau_t/\tau_{target} + \epsilon}
 
     with :math:`\varphi^\rho_w, \varphi^\theta_w` the projections on and across ``w``, one block per
-    tensor. Low-dimensional parameters follow Adam, scale-invariant ones take no radial step.
+    tensor. The radial step :math:`u^\rho` is Adam's own quotient (``radial="adam"``) or momentum
+    SGD (``radial="sgd"``, the paper). Low-dimensional parameters follow Adam; scale-invariant ones
+    take no radial step and all turn by the same angle.
+
+    Coming from AdamW: the same ``lr``, ``betas`` and schedule, ``weight_decay`` times 1.5.
 
     Args:
         params: parameters, named parameters, or groups; see :func:`adamo_optim.param_groups`.
@@ -59,10 +63,11 @@ class AdamO(Optimizer):
         lr: tangential learning rate η_θ; a number or a tensor with one element.
         betas: (β₁, β₂) of the tangential Adam.
         eps: ε, in the denominators of Adam and of the curvature scale.
-        weight_decay: λ of the radial decay, in SGD's units: the decay per step is λ·η_ρ,t.
+        weight_decay: λ of the radial decay; the decay per step is λ·η_ρ,t. One and a half times
+            AdamW's value with the other defaults; around 1e-3 with :meth:`radial_sgd`.
         radial_lr_ratio: η_ρ = ``radial_lr_ratio``·``lr``, so that schedulers move both.
         radial_lr: an absolute η_ρ in its place, which no scheduler moves.
-        radial_beta: β₁^ρ, momentum of the radial step.
+        radial_beta: β₁^ρ, momentum of the radial SGD step.
         curvature_target: τ_target as a number (the paper), ``"auto"`` (each block's own slow
             average of κ: scale-free), or ``None`` (no curvature adaptation).
         curvature_beta: β_τ.
@@ -73,16 +78,17 @@ class AdamO(Optimizer):
             ``curvature_target="auto"`` and does not under a number).
         decay_lr: λ is multiplied by η_ρ,t (``"radial"``) or by η_θ (``"tangential"``: the paper's
             AdamO-Isotropic).
-        tangential: ``"additive"`` (the paper) or ``"angular"``: a rotation whose angle does not
+        tangential: ``"additive"`` (the paper); ``"angular"``: a rotation whose angle does not
             depend on ‖w‖, so that the norm moves through the radial part alone; ``"auto"`` =
             angular where the scale-invariant rule is active, additive elsewhere.
         angular_rms: what ``lr`` means as an angle: a step turns w as far as an additive one would
             turn a weight whose entries have this root mean square, so that all blocks turn alike.
             ``None``: as it would turn the block's own weight of its first step.
-        radial: ``"sgd"`` = the paper: momentum SGD on ‖w‖, and moments of the tangential gradient.
-            ``"adam"`` = moments of the whole gradient, as in Adam, and η_ρ,t times the radial part
-            of m̂/(√v̂ + ε). Take a ``radial_lr_ratio`` around 1 with it, and AdamW's
-            ``weight_decay``: with 1 and without curvature it is AdamW's own step.
+        radial: ``"adam"`` = moments of the whole gradient, as in Adam, and η_ρ,t times the radial
+            part of m̂/(√v̂ + ε); with ``radial_lr_ratio=1`` and without curvature it is AdamW's own
+            step. ``"sgd"`` = the paper: momentum SGD on ‖w‖, and moments of the tangential
+            gradient. It needs a much larger ``radial_lr_ratio`` and a smaller ``weight_decay``,
+            which :meth:`radial_sgd` sets.
         low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
             numel < d_th; ``None`` = none.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
@@ -116,18 +122,18 @@ class AdamO(Optimizer):
         lr: float | Tensor = 1e-3,
         betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float | Tensor = 1e-3,
+        weight_decay: float | Tensor = 0.15,
         *,
-        radial_lr_ratio: float = 100.0,
+        radial_lr_ratio: float = 0.5,
         radial_lr: float | Tensor | None = None,
         radial_beta: float = 0.9,
         curvature_target: float | str | None = "auto",
         curvature_beta: float = 0.9,
         previous_gradient: str = "exact",
         decay_lr: str = "radial",
-        tangential: str = "additive",
-        angular_rms: float | None = None,
-        radial: str = "sgd",
+        tangential: str = "auto",
+        angular_rms: float | None = 0.015,
+        radial: str = "adam",
         low_dim: int | str | None = "auto",
         low_dim_scale: float = 1.0,
         delta: float | None = None,
@@ -156,6 +162,15 @@ class AdamO(Optimizer):
         The protocol sets ``delta=0.1, wd_ratio=0.5`` in the groups from epoch 200 on.
         """
         return cls(params, **{**PAPER, **options})
+
+    @classmethod
+    def radial_sgd(cls, params: ParamsT, **options: Any) -> AdamO:
+        """The paper's step with safe numbers: SGD on the norm, an additive tangential step.
+
+        ``radial_lr_ratio=100``, ``weight_decay=1e-3`` (AdamW's divided by 100), adaptive τ_target,
+        guard.
+        """
+        return cls(params, **{**RADIAL_SGD, **options})
 
     @classmethod
     def from_adamw(cls, optimizer: Optimizer, **options: Any) -> AdamO:
@@ -284,12 +299,13 @@ class AdamO(Optimizer):
             _check_schema(source["param_groups"])
         super().__setstate__(state)
         self._forget_layout()
+        before = {**DEFAULTS, **FORM}  # what the options meant that an old checkpoint has not got
         for group in self.param_groups:
-            for name, value in DEFAULTS.items():
+            for name, value in before.items():
                 group.setdefault(name, value)
             group["schema"] = SCHEMA
             self._known.update(map(id, group["params"]))
-        for name, value in DEFAULTS.items():
+        for name, value in before.items():
             self.defaults.setdefault(name, value)
         if source is not None:
             self._take_back(source)

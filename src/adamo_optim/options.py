@@ -19,17 +19,17 @@ DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
     "betas": (0.9, 0.999),
     "eps": 1e-8,
-    "weight_decay": 1e-3,
-    "radial_lr_ratio": 100.0,
+    "weight_decay": 0.15,
+    "radial_lr_ratio": 0.5,
     "radial_lr": None,
     "radial_beta": 0.9,
     "curvature_target": "auto",
     "curvature_beta": 0.9,
     "previous_gradient": "exact",
     "decay_lr": "radial",
-    "tangential": "additive",
-    "angular_rms": None,
-    "radial": "sgd",
+    "tangential": "auto",
+    "angular_rms": 0.015,
+    "radial": "adam",
     "low_dim": "auto",
     "low_dim_scale": 1.0,
     "delta": None,
@@ -46,9 +46,16 @@ DEFAULTS: dict[str, Any] = {
     "schema": SCHEMA,
 }
 
+# The form of the step in the paper: SGD on the norm, an additive tangential step.
+FORM: dict[str, Any] = {"radial": "sgd", "tangential": "additive", "angular_rms": None}
+
+# That form with numbers that are safe to start from.
+RADIAL_SGD: dict[str, Any] = {**FORM, "radial_lr_ratio": 100.0, "weight_decay": 1e-3}
+
 # AdamO on CIFAR-100, section 3.1 of the paper, to the letter. δ = 0.1 and wd_ratio = 0.5 are
 # switched on at epoch 200 there; τ_target is printed nowhere, 1.0 makes Eq. 6 read η_ρ/√τ.
 PAPER: dict[str, Any] = {
+    **FORM,
     "lr": 8e-4,
     "radial_lr": 5e-3,
     "weight_decay": 2e-4,
@@ -178,10 +185,10 @@ def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
         fate = "Nothing will stop it with guard=False; the fit"
     warnings.warn(
         f"weight_decay={worst['weight_decay']} takes {decay:.2g} of every weight away per "
-        f"step (half of it in about {max(1, round(steps))} steps): AdamO's radial part is SGD, so "
-        f"its weight decay is SGD's, around 1e-3 with the default radial_lr_ratio. {fate} "
-        "will suffer. Coming from AdamW, divide weight_decay by radial_lr_ratio "
-        "(AdamO.from_adamw does).",
+        f"step (half of it in about {max(1, round(steps))} steps): with radial='sgd' the weight "
+        f"decay is SGD's, around 1e-3 with radial_lr_ratio=100. {fate} will suffer. Coming from "
+        "AdamW, divide weight_decay by radial_lr_ratio (AdamO.from_adamw does), or take "
+        "radial='adam'.",
         UserWarning,
         stacklevel=3,
     )

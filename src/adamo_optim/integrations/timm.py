@@ -22,7 +22,7 @@ def register(name: str = "adamo") -> None:
     Example:
         >>> register()
         >>> optimizer = timm.optim.create_optimizer_v2(
-        ...     model, opt="adamo", lr=1e-3, weight_decay=1e-3
+        ...     model, opt="adamo", lr=1e-3, weight_decay=0.15
         ... )
     """
     from timm.optim import _optim_factory as factory
@@ -30,13 +30,13 @@ def register(name: str = "adamo") -> None:
     registry = factory.default_registry
     if registry.list_optimizers(name) and registry.get_optimizer_info(name).opt_class is AdamO:
         return
-    description = "Adam for the direction of a weight, SGD for its norm"
+    description = "a weight's norm and direction as two systems"
     registry.register(factory.OptimInfo(name, AdamO, description, has_betas=True))
 
 
 def param_group_fn(
     example_batch: Any,
-    weight_decay: float = 1e-3,
+    weight_decay: float = 0.15,
     layer_decay: float | None = None,
     **options: Any,
 ) -> Callable[[nn.Module], list[dict[str, Any]]]:
