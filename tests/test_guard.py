@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from adamo_optim import AdamO
-from adamo_optim.options import RADIAL_SGD
 
 BACKENDS = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
 
@@ -51,7 +50,7 @@ def last(optimizer: AdamO) -> dict[str, Any]:
 def test_the_constructor_warns_of_collapsing_decay(options: dict[str, Any], warns: bool) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        AdamO([weight(4, 3)], **{**RADIAL_SGD, **options})
+        AdamO.radial_sgd([weight(4, 3)], **options)
     assert len(caught) == int(warns)
     if warns:
         assert "of every weight away per step" in str(caught[0].message)

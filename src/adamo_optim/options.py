@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from .control import NORM_FLOOR, Options
 
+PACKAGE = Path(__file__).parent
 SCHEMA = 1  # of the state and the group options; raised whenever either changes its meaning
 
 DEFAULTS: dict[str, Any] = {
@@ -190,8 +193,16 @@ def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
         "AdamW, divide weight_decay by radial_lr_ratio (AdamO.from_adamw does), or take "
         "radial='adam'.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=_users_level(),
     )
+
+
+def _users_level() -> int:
+    """The ``stacklevel`` of the first line outside this package, for the caller's warning."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and Path(frame.f_code.co_filename).parent == PACKAGE:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class OptionTable:
