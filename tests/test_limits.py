@@ -185,6 +185,36 @@ def test_the_turn_of_an_angular_step_does_not_depend_on_the_norm(
     assert (angles[0] == pytest.approx(angles[1], rel=1e-6)) is same
 
 
+def test_equilibrium_is_where_adamw_comes_to_rest() -> None:
+    """In noise on a scale-invariant weight AdamW ends up with entries of √(lr/2wd), and turns by
+    √(2·lr·wd·(1−β₁)/(1+β₁)) a step (Kosson, Messmer, Jaggi, 2023); with
+    angular_rms="equilibrium" AdamO does so from the start, whatever the norm."""
+
+    def angles(optimizer: torch.optim.Optimizer, p: nn.Parameter, steps: range) -> float:
+        source, turned = torch.Generator().manual_seed(2), []
+        for step in range(steps.stop):
+            old = p.detach().clone()
+            g = torch.randn(p.shape, generator=source, dtype=p.dtype) / old.norm()
+            p.grad = g - (g * old).sum() / old.square().sum() * old
+            optimizer.step()
+            cosine = (old * p.detach()).sum() / (old.norm() * p.detach().norm())
+            turned.append(float(cosine.clamp(max=1).acos()) if step in steps else 0.0)
+        return sum(turned) / len(steps)
+
+    for lr, decay in ((1e-2, 0.5), (2e-2, 0.5)):
+        (theirs,) = blocks((40, 30))
+        adamw = torch.optim.AdamW([theirs], lr=lr, weight_decay=decay)
+        expected = (2 * lr * decay * 0.1 / 1.9) ** 0.5
+        assert angles(adamw, theirs, range(1500, 2000)) == pytest.approx(expected, rel=0.05)
+        for scale in (0.1, 10.0):
+            (ours,) = blocks((40, 30))
+            with torch.no_grad():
+                ours.mul_(scale)
+            group = {"params": [ours], "rule": "scale_invariant", "weight_decay": 2 * decay}
+            adamo = AdamO([group], lr=lr, angular_rms="equilibrium")  # radial_lr_ratio is 0.5
+            assert angles(adamo, ours, range(50, 400)) == pytest.approx(expected, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("options", "rates"),
     [

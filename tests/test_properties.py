@@ -32,7 +32,7 @@ OPTIONS = st.fixed_dictionaries(
         "previous_gradient": st.sampled_from(["exact", "bfloat16", "sampled"]),
         "decay_lr": st.sampled_from(["radial", "tangential"]),
         "tangential": st.sampled_from(["additive", "angular", "auto"]),
-        "angular_rms": st.sampled_from([None, 1e-6, 0.02, 10.0]),
+        "angular_rms": st.sampled_from([None, 1e-6, 0.02, 10.0, "equilibrium"]),
         "radial": st.sampled_from(["sgd", "adam"]),
         "low_dim": st.sampled_from(["auto", None, 10]),
         "low_dim_scale": st.sampled_from([0.1, 1.0]),
@@ -108,7 +108,7 @@ def check_step(
     assert not broken
     # a step at most doubles the norm and adds lr·100 per entry in the root mean square
     rms = options["angular_rms"]
-    unit = rms * p.numel() ** 0.5 if rms else initial_norm(state)
+    unit = rms * p.numel() ** 0.5 if isinstance(rms, float) else initial_norm(state)
     growth = 1 + float(old.norm()) / unit  # angular steps scale with the norm
     reach = options["lr"] * p.numel() ** 0.5 * 100 * growth
     assert float(p.detach().double().norm()) <= 2.001 * float(old.double().norm()) + reach

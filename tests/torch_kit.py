@@ -86,7 +86,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
             ("low_dim_scale", (0.0, 1.5, math.nan), "> 0 and <= 1"),
             ("delta", (0.0, -0.1, math.nan), "> 0 (or None)"),
             ("wd_ratio", (-0.5, math.inf, math.nan), ">= 0"),
-            ("angular_rms", (0.0, -0.1, math.inf, math.nan), "> 0 (or None)"),
+            ("angular_rms", (0.0, -0.1, math.inf, math.nan), '> 0 (or "equilibrium", or None)'),
         ]
         for value in values
     ),

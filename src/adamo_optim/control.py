@@ -54,7 +54,7 @@ class Options(NamedTuple):
     wd_ratio: Tensor
     guard: Tensor
     sign: Tensor  # -1 under maximize
-    angular_rms: Tensor  # NaN: ‖w₀‖ says what angle a step is
+    angular_rms: Tensor  # NaN: ‖w₀‖ says what angle a step is; 0: the norm of AdamW's equilibrium
     radial_adam: Tensor  # moments of the whole gradient, radial part of Adam's quotient
 
 
@@ -125,6 +125,11 @@ def root(x: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, x, torch.ones_like(x)).sqrt(), x)
 
 
+def radial_rate(o: Options) -> Tensor:
+    """η_ρ before curvature adapts it."""
+    return torch.where(torch.isnan(o.radial_lr), o.radial_lr_ratio * o.lr, o.radial_lr)
+
+
 def before(
     o: Options, traits: Traits, memory: Memory, sums: Sums, active: Tensor
 ) -> tuple[First, Memory]:
@@ -146,9 +151,7 @@ def before(
     low, high = SCALE_BOUNDS
     guarded_scale = guard & ((scale < low) | (scale > high))
     scale = torch.where(guard, scale.clamp(low, high), scale)
-    eta_radial = scale * torch.where(
-        torch.isnan(o.radial_lr), o.radial_lr_ratio * o.lr, o.radial_lr
-    )
+    eta_radial = scale * radial_rate(o)
 
     # AdamP's test on the whole tensor; a zero gradient is no evidence.
     cosine_bound = o.delta * traits.inverse_root * root(sums.gg) * ww.sqrt()
@@ -224,6 +227,9 @@ def after(
 
     decay = o.weight_decay * torch.where(o.decay_tangential > 0, o.lr, first.eta_radial)
     decay = torch.where(first.scale_invariant, o.wd_ratio * decay, decay)
+    angular = (o.angular == 1) | ((o.angular > 0) & first.scale_invariant)
+    # in equilibrium λ sets the angle, and a norm that means nothing is left alone
+    decay = torch.where(angular & first.scale_invariant & (o.angular_rms == 0), zero, decay)
     guarded_decay = guard & radial & (norm < NORM_FLOOR * initial_norm)
     decay = torch.where(guarded_decay, zero, decay)
 
@@ -246,12 +252,8 @@ def after(
     factor = torch.where(guard, factor.clamp(low, high), factor)
 
     # the tangential step, u without its radial part: added, or a pure rotation
-    unit = torch.where(
-        torch.isnan(o.angular_rms), initial_norm, o.angular_rms / traits.inverse_root
-    )
-    k = o.lr * norm / unit
+    k = o.lr * norm / unit_of_angles(o, traits, first.scale_invariant, initial_norm)
     stretch = (1 + k * k * across / ww).sqrt()
-    angular = (o.angular == 1) | ((o.angular > 0) & first.scale_invariant)
     a1 = torch.where(angular, factor * (1 + k * along) / stretch, factor + o.lr * along) - 1
     b = torch.where(angular, factor * k / stretch, o.lr)
 
@@ -264,3 +266,21 @@ def after(
     c = memory.radial_momentum * torch.where(radial, turned, 1 + zero)
     second = Second(a1, shrink * b, guarded_factor, guarded_decay, guarded_update)
     return second, memory._replace(radial_momentum=c)
+
+
+def unit_of_angles(
+    o: Options, traits: Traits, scale_invariant: Tensor, initial_norm: Tensor
+) -> Tensor:
+    """The norm at which an additive step would turn a weight as far as an angular one does.
+
+    With ``angular_rms="equilibrium"`` it is the one at which AdamW's weight would come to rest in
+    noise: decay takes 2ηλ‖w‖² from ‖w‖² in a step, and the gradients, each of which moves every
+    entry by about lr in the end, add lr²·numel.
+    """
+    rate = o.weight_decay * torch.where(o.decay_tangential > 0, o.lr, radial_rate(o))
+    rate = torch.where(scale_invariant, o.wd_ratio * rate, rate)
+    decays = rate > 0
+    resting = o.lr / (2 * torch.where(decays, rate, torch.ones_like(rate))).sqrt()
+    resting = torch.where(decays, resting / traits.inverse_root, initial_norm)
+    chosen = torch.where(o.angular_rms > 0, o.angular_rms / traits.inverse_root, resting)
+    return torch.where(torch.isnan(o.angular_rms), initial_norm, chosen)

@@ -84,6 +84,9 @@ class AdamO(Optimizer):
         angular_rms: what ``lr`` means as an angle: a step turns w as far as an additive one would
             turn a weight whose entries have this root mean square, so that all blocks turn alike.
             ``None``: as it would turn the block's own weight of its first step.
+            ``"equilibrium"``: as it would turn AdamW's weight that has come to rest between growth
+            and decay, with entries of lr/√(2ηλ): an angle that falls with the root of ``lr``. λ
+            then sets the angle of scale-invariant blocks, whose norm is left alone.
         radial: ``"adam"`` = moments of the whole gradient, as in Adam, and η_ρ,t times the radial
             part of m̂/(√v̂ + ε); with ``radial_lr_ratio=1`` and without curvature it is AdamW's own
             step. ``"sgd"`` = the paper: momentum SGD on ‖w‖, and moments of the tangential
@@ -132,7 +135,7 @@ class AdamO(Optimizer):
         previous_gradient: str = "exact",
         decay_lr: str = "radial",
         tangential: str = "auto",
-        angular_rms: float | None = 0.015,
+        angular_rms: float | str | None = 0.015,
         radial: str = "adam",
         low_dim: int | str | None = "auto",
         low_dim_scale: float = 1.0,

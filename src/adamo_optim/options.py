@@ -92,6 +92,8 @@ RANGES: dict[str, tuple[float, bool, float, bool]] = {
 }
 OPTIONAL = ("radial_lr", "curvature_target", "delta", "angular_rms")  # None switches them off
 
+WORDS = {"curvature_target": "auto", "angular_rms": "equilibrium"}  # in place of a number
+
 COLLAPSE_DECAY = 1e-3  # decay per step above which the constructor warns
 
 
@@ -101,7 +103,7 @@ def check_options(options: dict[str, Any]) -> None:
         value = options[name]
         if value is None and name in OPTIONAL:
             continue
-        if name == "curvature_target" and value == "auto":
+        if isinstance(value, str) and value == WORDS.get(name):
             continue
         check_number(name, value, RANGES[name])
     betas = options["betas"]
@@ -132,8 +134,8 @@ def check_number(name: str, value: Any, bounds: tuple[float, bool, float, bool])
     if math.isfinite(high):
         legal += f" and {'<=' if high_legal else '<'} {high:g}"
     alternatives = " (or None)" if name in OPTIONAL else ""
-    if name == "curvature_target":
-        alternatives = ' (or "auto", or None)'
+    if name in WORDS:
+        alternatives = f' (or "{WORDS[name]}", or None)'
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name} must be a number {legal}{alternatives}, got {value!r}")
     value = float(value)
@@ -278,7 +280,8 @@ def as_numbers(group: dict[str, Any]) -> Iterator[float | Tensor]:
     yield group["wd_ratio"]
     yield float(group["guard"])
     yield -1.0 if group["maximize"] else 1.0
-    yield _or_nan(group["angular_rms"])
+    rms = group["angular_rms"]
+    yield 0.0 if isinstance(rms, str) else _or_nan(rms)
     yield float(group["radial"] == "adam")
 
 

@@ -183,6 +183,10 @@ def reference_step(
     )
     if scale_invariant:
         decay *= options["wd_ratio"]
+    turns = options["tangential"]
+    angular = turns == "angular" or (turns == "auto" and scale_invariant)
+    if angular and scale_invariant and options["angular_rms"] == "equilibrium":
+        decay = 0.0  # λ sets the angle, and a norm that means nothing is left alone
     norm = math.sqrt(ww)
     if guard and norm < 0.1 * state["initial_norm"]:
         decay = 0.0
@@ -194,13 +198,26 @@ def reference_step(
 
     # tangential step
     u_tangential = tangential(u, w)
-    turns = options["tangential"]
-    if turns == "additive" or (turns == "auto" and not scale_invariant):
+    if not angular:
         return _like(p, factor * w - lr * u_tangential, options, t, seed)
-    rms = options["angular_rms"]
-    k = lr * norm / (state["initial_norm"] if rms is None else rms * math.sqrt(g.numel()))
+    k = lr * norm / _unit_of_angles(w, state["initial_norm"], options, scale_invariant)
     stretch = math.sqrt(1 + k * k * float(inner(u_tangential, u_tangential)) / ww)
     return _like(p, factor * (w - k * u_tangential) / stretch, options, t, seed)
+
+
+def _unit_of_angles(
+    w: Tensor, initial_norm: float, options: dict[str, Any], scale_invariant: bool
+) -> float:
+    """The norm at which an additive step would turn w as far as an angular one does."""
+    rms, lr, absolute = options["angular_rms"], float(options["lr"]), options["radial_lr"]
+    if rms == "equilibrium":  # AdamW's weight at rest: decay takes 2ηλ‖w‖², noise adds lr²·numel
+        eta = float(options["radial_lr_ratio"]) * lr if absolute is None else float(absolute)
+        eta = lr if options["decay_lr"] == "tangential" else eta
+        rate = (
+            float(options["weight_decay"]) * eta * (options["wd_ratio"] if scale_invariant else 1)
+        )
+        rms = lr / math.sqrt(2 * rate) if rate > 0 else None
+    return initial_norm if rms is None else rms * math.sqrt(w.numel())
 
 
 def _curvature_scale(

@@ -541,6 +541,8 @@ def law_after(
     o, c = settings + i, coefficients + i
     lr = tl.load(o)
     weight_decay = tl.load(o + 4 * blocks)
+    radial_lr_ratio = tl.load(o + 5 * blocks)
+    radial_lr = tl.load(o + 6 * blocks)
     radial_beta = tl.load(o + 7 * blocks)
     decay_tangential = tl.load(o + 11 * blocks) > 0
     angular = tl.load(o + 12 * blocks)  # 1: every block, 0.5: scale-invariant ones only
@@ -566,6 +568,9 @@ def law_after(
 
     decay = weight_decay * tl.where(decay_tangential, lr, eta_radial)
     decay = tl.where(invariant, wd_ratio * decay, decay)
+    angular = (angular == 1.0) | ((angular > 0) & invariant)
+    # in equilibrium λ sets the angle, and a norm that means nothing is left alone
+    decay = tl.where(angular & invariant & (angular_rms == 0.0), 0.0, decay)
     guarded_decay = guard & radial & (norm < 0.1 * norm0)
     decay = tl.where(guarded_decay, 0.0, decay)
 
@@ -590,8 +595,13 @@ def law_after(
     factor = tl.where(guard, clamped, factor)
 
     # the tangential step, u without its radial part: added, or a pure rotation
-    k = lr * norm / tl.where(angular_rms != angular_rms, norm0, angular_rms / inverse_root)
-    angular = (angular == 1.0) | ((angular > 0) & invariant)
+    radial_lr = tl.where(radial_lr != radial_lr, radial_lr_ratio * lr, radial_lr)
+    rate = weight_decay * tl.where(decay_tangential, lr, radial_lr)
+    rate = tl.where(invariant, wd_ratio * rate, rate)
+    resting = lr / (tl.sqrt(2 * tl.where(rate > 0, rate, 1.0)) * inverse_root)
+    resting = tl.where(rate > 0, resting, norm0)
+    unit = tl.where(angular_rms > 0, angular_rms / inverse_root, resting)
+    k = lr * norm / tl.where(angular_rms != angular_rms, norm0, unit)
     stretch = tl.sqrt(1 + k * k * across / ww)
     a1 = tl.where(angular, factor * (1 + k * along) / stretch, factor + lr * along) - 1
     b = tl.where(angular, factor * k / stretch, lr)

@@ -81,6 +81,12 @@ static double curvature(const Options *o, Memory *memory, double kappa, double g
     return target > 0 ? 1 / sqrt(memory->tau / target + o->eps) : 1;
 }
 
+/* η_ρ before curvature adapts it. */
+static double radial_rate(const Options *o)
+{
+    return isnan(o->radial_lr) ? o->radial_lr_ratio * o->lr : o->radial_lr;
+}
+
 /* Law 1. `active`: the block has a gradient in this step. */
 static void before(
     const Options *o, const Traits *traits, Memory *memory, bool active, Row *row)
@@ -102,7 +108,6 @@ static void before(
     const double t = memory->step > 1 ? memory->step : 1;
     const double scale = curvature(o, memory, live ? row->kappa : 0, gg, tangential);
     const double bounded = guard ? clamp(scale, SCALE_LOW, SCALE_HIGH) : scale;
-    const double radial_lr = isnan(o->radial_lr) ? o->radial_lr_ratio * o->lr : o->radial_lr;
 
     /* AdamP's test on the whole tensor; a zero gradient is no evidence. */
     const double cosine_bound = o->delta * traits->inverse_root * sqrt(gg) * sqrt(ww);
@@ -127,9 +132,22 @@ static void before(
     row->eps = o->eps > traits->smallest_eps ? o->eps : traits->smallest_eps;
     row->low_dim = low_dim;
     row->scale_invariant = (traits->scale_invariant > 0 || by_test) && !low_dim;
-    row->eta_radial = bounded * radial_lr;
+    row->eta_radial = bounded * radial_rate(o);
     row->guarded_scale = guard && tangential && (scale < SCALE_LOW || scale > SCALE_HIGH);
     row->tau = memory->tau;
+}
+
+/* The norm at which an additive step would turn a weight as far as an angular one does. */
+static double unit_of_angles(const Options *o, const Traits *traits, bool scale_invariant,
+                             double initial_norm)
+{
+    if (o->angular_rms > 0)
+        return o->angular_rms / traits->inverse_root;
+    const double eta = o->decay_tangential > 0 ? o->lr : radial_rate(o);
+    const double rate = o->weight_decay * eta * (scale_invariant ? o->wd_ratio : 1);
+    if (isnan(o->angular_rms) || !(rate > 0))
+        return initial_norm;
+    return o->lr / (sqrt(2 * rate) * traits->inverse_root);
 }
 
 /* Law 2, with ⟨u,w⟩ and ‖u‖² in the row. */
@@ -142,6 +160,10 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     double decay = o->weight_decay * (o->decay_tangential > 0 ? o->lr : row->eta_radial);
     if (row->scale_invariant)
         decay *= o->wd_ratio;
+    const bool angular = o->angular == 1 || (o->angular > 0 && row->scale_invariant);
+    /* in equilibrium λ sets the angle, and a norm that means nothing is left alone */
+    if (angular && row->scale_invariant && o->angular_rms == 0)
+        decay = 0;
     row->guarded_decay = guard && radial && norm < NORM_FLOOR * initial_norm;
     if (row->guarded_decay)
         decay = 0;
@@ -165,9 +187,7 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     const double factor = guard ? clamp(asked, FACTOR_LOW, FACTOR_HIGH) : asked;
 
     /* the tangential step, u without its radial part: added, or a pure rotation */
-    const double unit = isnan(o->angular_rms) ? initial_norm : o->angular_rms / traits->inverse_root;
-    const double k = o->lr * norm / unit;
-    const bool angular = o->angular == 1 || (o->angular > 0 && row->scale_invariant);
+    const double k = o->lr * norm / unit_of_angles(o, traits, row->scale_invariant, initial_norm);
     const double stretch = sqrt(1 + k * k * across / ww);
     double a1 = 0, b = row->live ? o->low_dim_scale * o->lr : 0;
     if (radial && angular) {
