@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from adamo_lab.figures.look import DPI, INK, canvas, log_axis, style
 from adamo_lab.groups import Line, differs, show
-from adamo_lab.optimizers import REGISTRY
+from adamo_lab.optimizers import REGISTRY, SETTINGS
 from adamo_optim import AdamO, param_groups
 
 ROOT = Path(__file__).parents[1]
@@ -256,15 +256,16 @@ def about(lines: list[Line]) -> str:
 def language() -> Figure:
     """Validation loss of the character model: means, and the range over the seeds."""
     (group,) = [g for g in settled("language") if g.full and g.options["corpus"] == "shakespeare"]
-    chosen = [x for x in group.lines if x.optimizer in ("adamw", "adamo_sgd", "adamo")]
+    shown = {name: SETTINGS["language"][name] for name in ("adamw", "adamo_sgd", "adamo")}
+    chosen = [x for x in group.lines if x.hyper == shown.get(x.optimizer)]
     figure, (axes,) = canvas(height=3.3)
     for line in chosen:
         curves = [[row["valid_loss"] for row in run.metrics] for run in line.runs]
         epochs = [row["epoch"] for row in line.runs[0].metrics]
         columns = list(zip(*curves, strict=True))
         means, low, high = (list(map(f, columns)) for f in (statistics.fmean, min, max))
-        axes.plot(epochs, means, color=line.colour, label=line.label)
-        axes.fill_between(epochs, low, high, color=line.colour, alpha=0.2)
+        axes.plot(epochs, means, color=line.entry.colour, label=line.entry.label)
+        axes.fill_between(epochs, low, high, color=line.entry.colour, alpha=0.2)
     axes.set(ylim=(1.5, 2.3), xlabel=f"hundreds of steps   ({about(chosen)})")
     axes.set_title("Character-level GPT: validation loss, lower is better")
     figure.legend(loc="outside lower center", ncols=3)
