@@ -168,7 +168,7 @@ def test_claims_come_from_the_records(made_up: Any) -> None:
     assert rows["Without projection AdamO is less accurate."][2] == "**open**"
     assert not any(row[1].startswith("ours") for row in rows.values())
     own = [row for row in cells(tables.own_claims()) if row[1].startswith("Table 1")]
-    (mine,) = [row for row in own if "our defaults" in row[0]]
+    (mine,) = [row for row in own if "best trial" in row[0]]
     assert mine[2] == "**open**"
     assert "AdamO 99.00 %" in mine[3].replace("\xa0", " ")
     theirs = sum(
