@@ -98,7 +98,7 @@ def facts(line: Line, key: str) -> str:
     return ", ".join(sorted({run.environment[key] for run in line.runs}))
 
 
-SHOWN = ("lr", "weight_decay", "radial_lr", "radial_lr_ratio", "curvature_target")
+SHOWN = ("lr", "weight_decay", "radial_lr", "radial_lr_ratio", "curvature_target", "swa_lr")
 
 
 def settings(line: Line, group: Group) -> str:

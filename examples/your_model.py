@@ -52,7 +52,8 @@ def main() -> None:
         loss_fn,
         epochs=arguments.epochs,
         optimizers=("adamw", "adamo"),
-        hyper={"adamw": {"weight_decay": 0.05}},  # yours; the rest stays at the lab's settings
+        # yours; the rest stays at the lab's settings
+        hyper={"adamw": {"weight_decay": 0.05}, "adamo": {"weight_decay": 0.075}},
         valid_loader=DataLoader(valid, batch_size=256),
         metrics=metrics,
         example_batch=torch.stack([train[i][0] for i in range(32)]),

@@ -71,6 +71,12 @@ CASES = [
         "scale_invariant",
         base={},
     ),
+    Case(
+        "equilibrium_at_rest",
+        {"angular_rms": "equilibrium", "lr": 0.0, "radial_lr": 1e-3},
+        "scale_invariant",
+        base={},
+    ),
     Case("angular_auto", {"tangential": "auto", "angular_rms": 0.3, "delta": 0.5}),
     Case("radial_adam", {"radial": "adam", "radial_lr_ratio": 3.0, "weight_decay": 0.1}),
     Case("radial_adam_unguarded", {"radial": "adam", "radial_lr_ratio": 1.0, "guard": False}),

@@ -86,7 +86,23 @@ def test_the_old_optimizer_is_left_alone() -> None:
     ],
 )
 def test_the_decay_is_translated(options: dict[str, Any], decay: float) -> None:
+    for lr in (1e-3, torch.tensor(1e-3)):
+        old = torch.optim.AdamW([nn.Parameter(torch.randn(6, 5))], lr=lr, weight_decay=0.2)
+        found = AdamO.from_adamw(old, **options).param_groups[0]["weight_decay"]
+        assert isinstance(found, float)
+        assert found == pytest.approx(decay)
+
+
+@pytest.mark.parametrize(
+    ("options", "decay"),
+    [({}, 0.3), (RADIAL_SGD, 2e-3), ({"radial_lr": 5e-4}, 0.3)],
+)
+def test_the_decay_is_translated_at_the_start_of_a_warm_up(
+    options: dict[str, Any], decay: float
+) -> None:
     old = torch.optim.AdamW([nn.Parameter(torch.randn(6, 5))], lr=1e-3, weight_decay=0.2)
+    torch.optim.lr_scheduler.LambdaLR(old, lambda step: step / 10)
+    assert old.param_groups[0]["lr"] == 0.0
     new = AdamO.from_adamw(old, **options)
     assert new.param_groups[0]["weight_decay"] == pytest.approx(decay)
 

@@ -57,6 +57,13 @@ def test_the_constructor_warns_of_collapsing_decay(options: dict[str, Any], warn
         assert caught[0].filename == __file__  # points at the user's line
 
 
+def test_the_warning_names_the_user_s_line_through_from_adamw() -> None:
+    adamw = torch.optim.AdamW([weight(4, 3)], weight_decay=0.1)
+    with pytest.warns(UserWarning, match="of every weight") as caught:
+        AdamO.from_adamw(adamw, radial="sgd", radial_lr_ratio=100.0, weight_decay=0.1)
+    assert caught[0].filename == __file__
+
+
 # ---- bounds --------------------------------------------------------------------------------
 
 
@@ -153,7 +160,7 @@ def test_a_gradient_along_the_weight_does_not_turn_it(
 
 def test_a_small_but_real_tangential_gradient_is_used() -> None:
     p = weight(30, 20)
-    optimizer = AdamO([p], lr=1e-2)
+    optimizer = AdamO.radial_sgd([p], lr=1e-2)
     p.grad = p.detach() + 1e-4 * torch.randn_like(p)
     optimizer.step()
     assert last(optimizer)["guard_noise"] == 0.0

@@ -11,6 +11,7 @@ from torch import nn
 from adamo_optim import AdamO
 
 BACKENDS = [False, True]
+RADIAL = pytest.mark.parametrize("radial", ["adam", "sgd"])
 
 
 def blocks(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
@@ -124,10 +125,11 @@ def without_radial(**options: Any) -> dict[str, Any]:
     return {"weight_decay": 0.0, "radial_lr": 0.0, "curvature_target": None, **options}
 
 
+@RADIAL
 @pytest.mark.parametrize("foreach", BACKENDS)
-def test_tangential_step_is_orthogonal_to_the_weight(foreach: bool) -> None:
+def test_tangential_step_is_orthogonal_to_the_weight(foreach: bool, radial: str) -> None:
     (p,) = blocks((9, 4))
-    optimizer = AdamO([p], lr=0.1, foreach=foreach, **without_radial())
+    optimizer = AdamO([p], lr=0.1, foreach=foreach, **without_radial(radial=radial))
     for step in range(20):
         before = p.detach().clone()
         give_gradients([p], step)
@@ -137,9 +139,10 @@ def test_tangential_step_is_orthogonal_to_the_weight(foreach: bool) -> None:
         assert abs(float((change * before).sum())) < 1e-12 * float(change.norm() * before.norm())
 
 
-def test_additive_norm_grows_by_the_second_order_of_the_tangential_step() -> None:
+@RADIAL
+def test_additive_norm_grows_by_the_second_order_of_the_tangential_step(radial: str) -> None:
     (p,) = blocks((9, 4))
-    optimizer = AdamO([p], lr=0.1, **without_radial())
+    optimizer = AdamO([p], lr=0.1, **without_radial(radial=radial))
     for step in range(10):
         before = p.detach().clone()
         give_gradients([p], step)
@@ -149,10 +152,12 @@ def test_additive_norm_grows_by_the_second_order_of_the_tangential_step() -> Non
         assert float(p.detach().norm()) == pytest.approx(float(expected), rel=1e-13)
 
 
+@RADIAL
 @pytest.mark.parametrize("foreach", BACKENDS)
-def test_angular_norm_moves_through_the_radial_part_alone(foreach: bool) -> None:
+def test_angular_norm_moves_through_the_radial_part_alone(foreach: bool, radial: str) -> None:
     (p,) = blocks((9, 4))
-    optimizer = AdamO([p], lr=0.1, tangential="angular", foreach=foreach, **without_radial())
+    options = without_radial(radial=radial, tangential="angular")
+    optimizer = AdamO([p], lr=0.1, foreach=foreach, **options)
     start = float(p.detach().norm())
     for step in range(50):
         give_gradients([p], step)
@@ -172,7 +177,8 @@ def test_the_turn_of_an_angular_step_does_not_depend_on_the_norm(
     angles = []
     for size in (1.0, 7.0):
         (p,) = blocks((9, 4))
-        optimizer = AdamO([p], lr=0.1, tangential=tangential, **without_radial())
+        options = without_radial(tangential=tangential, angular_rms=None)
+        optimizer = AdamO([p], lr=0.1, **options)
         give_gradients([p], 0)
         optimizer.step()  # records ‖w₀‖
         with torch.no_grad():

@@ -79,7 +79,9 @@ def parameters(shapes: list[Any], dtype: torch.dtype = torch.float32) -> list[to
 
 
 def optimizer_on(params: list[torch.nn.Parameter], **options: Any) -> AdamO:
-    return AdamO(params, **{"lr": 1e-2, "foreach": False, "low_dim": None, **options})
+    """With radial SGD, whose passes do the most."""
+    chosen = {"lr": 1e-2, "foreach": False, "low_dim": None, **options}
+    return AdamO.radial_sgd(params, **chosen)
 
 
 def train(
@@ -181,13 +183,15 @@ def random_law(count: int) -> tuple[Options, Traits, Memory, Sums, Tensor, Tenso
 
     auto = flag()
     options = Options(
-        *(uniform(0, 0.1), sometimes(0.0, uniform(0.5, 0.99)), uniform(0.5, 0.9999)),
+        *(sometimes(0.0, uniform(0, 0.1), 0.05), sometimes(0.0, uniform(0.5, 0.99))),
+        *(uniform(0.5, 0.9999),),
         *(sometimes(0.0, uniform(0, 1e-4)), uniform(0, 1), uniform(0, 100)),
         *(sometimes(torch.nan, uniform(0, 0.1), 0.5), sometimes(0.0, uniform(0, 0.99)), auto),
         *(torch.where(auto > 0, torch.nan, sometimes(torch.nan, size())), uniform(0, 0.99), flag()),
         *(sometimes(0.5, flag()), uniform(0.1, 1)),
         *(sometimes(torch.nan, uniform(0, 3), 0.5), uniform(0, 1)),
-        *(flag(0.7), 1 - 2 * flag(0.3), sometimes(torch.nan, uniform(0, 1), 0.5), flag()),
+        *(flag(0.7), 1 - 2 * flag(0.3)),
+        *(sometimes(0.0, sometimes(torch.nan, uniform(0, 1), 0.4), 0.3), flag()),
     )
     traits = Traits(flag(0.2), flag(0.2), uniform(0.01, 1), uniform(0, 1e-3), uniform(0, 1e-9))
     counts = torch.floor(uniform(0, 4))

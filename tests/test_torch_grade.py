@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp._flat_param import FlatParameter
 
 from adamo_optim import AdamO
-from adamo_optim.options import FORM
+from adamo_optim.options import FORM, PAPER, RADIAL_SGD
 
 BACKENDS = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
 
@@ -60,7 +60,8 @@ def assert_identical(a: tuple[nn.Module, AdamO], b: tuple[nn.Module, AdamO]) -> 
 
 RESUMED: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "paper": {"radial_lr": 5e-3, "curvature_target": 1.0, "guard": False},
+    "radial_sgd": RADIAL_SGD,
+    "paper": PAPER,
     "sampled": {"previous_gradient": "sampled"},
     "bfloat16_previous": {"previous_gradient": "bfloat16"},
     "angular": {"tangential": "angular", "delta": 0.3, "wd_ratio": 0.5},
@@ -347,9 +348,10 @@ CHANGES: list[dict[str, Any]] = [
     {"previous_gradient": "bfloat16"},
     {"tangential": "angular"},
     {"decay_lr": "tangential"},
-    {"radial": "adam", "radial_lr_ratio": 1.0},
-    {"tangential": "angular", "angular_rms": 0.05},
-    {"tangential": "auto"},
+    RADIAL_SGD,
+    {"tangential": "angular", "angular_rms": None},
+    {"tangential": "angular", "angular_rms": "equilibrium"},
+    {"tangential": "additive"},
     {"rule": "low_dim"},
     {"low_dim": None},
     {"guard": False},
@@ -426,9 +428,10 @@ def test_gradient_clipping_and_accumulation() -> None:
     assert sum(n * n for n in norms) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_swapping_in_averaged_weights_and_back_changes_nothing() -> None:
+@pytest.mark.parametrize("make", [AdamO, AdamO.radial_sgd], ids=["defaults", "radial_sgd"])
+def test_swapping_in_averaged_weights_and_back_changes_nothing(make: Callable[..., AdamO]) -> None:
     model, twin = network(), network()
-    optimizer, other = AdamO(model.parameters()), AdamO(twin.parameters())
+    optimizer, other = make(model.parameters()), make(twin.parameters())
     average = torch.optim.swa_utils.AveragedModel(model)
     for step in range(6):
         train(model, optimizer, range(step, step + 1))

@@ -307,6 +307,7 @@ def test_every_number_may_be_a_tensor(foreach: bool) -> None:
         "low_dim_scale": 0.5,
         "delta": 0.3,
         "wd_ratio": 0.5,
+        "angular_rms": 0.05,
     }
 
     def tensor(value: float) -> Tensor:
@@ -317,7 +318,8 @@ def test_every_number_may_be_a_tensor(foreach: bool) -> None:
     ends = []
     for options in (numbers, tensors):
         problem = Regression()
-        problem.train(AdamO(problem.params, foreach=foreach, **options), 4)
+        words = {"radial": "sgd", "tangential": "angular", "foreach": foreach}
+        problem.train(AdamO(problem.params, **words, **options), 4)
         ends.append(clones(problem.params))
     assert_same(*ends)
 

@@ -108,16 +108,25 @@ def test_a_low_dim_step_is_differentiable(case: OptimizerInput) -> None:
     check_case(case, "low_dim")
 
 
+both_forms = pytest.mark.parametrize(
+    "make", [AdamO, AdamO.radial_sgd], ids=["defaults", "radial_sgd"]
+)
+
+
+@both_forms
 @every_rule
 @pytest.mark.parametrize("shape", [(3, 2), (2, 1, 2), (4,), ()], ids=str)
-def test_every_entry_of_the_jacobian_is_right(rule: str, shape: tuple[int, ...]) -> None:
-    check(lambda p: AdamO([{"params": [p], "rule": rule}], differentiable=True), shape=shape)
+def test_every_entry_of_the_jacobian_is_right(
+    rule: str, shape: tuple[int, ...], make: Callable[..., AdamO]
+) -> None:
+    check(lambda p: make([{"params": [p], "rule": rule}], differentiable=True), shape=shape)
 
 
+@both_forms
 @every_rule
-def test_second_derivatives_are_right(rule: str) -> None:
+def test_second_derivatives_are_right(rule: str, make: Callable[..., AdamO]) -> None:
     check(
-        lambda p: AdamO([{"params": [p], "rule": rule}], differentiable=True),
+        lambda p: make([{"params": [p], "rule": rule}], differentiable=True),
         shape=(2, 2),
         checker=gradgradcheck,
         fast_mode=True,
@@ -131,7 +140,7 @@ OPTIONS: dict[str, tuple[tuple[Tensor, ...], Callable[..., dict[str, Any]]]] = {
     "radial_lr": ((leaf(0.05),), lambda lr: {"radial_lr": lr}),
     "betas": ((leaf(0.8), leaf(0.9)), lambda *betas: {"betas": betas}),
     "eps": ((leaf(0.01),), lambda eps: {"eps": eps}),
-    "radial_beta": ((leaf(0.7),), lambda beta: {"radial_beta": beta}),
+    "radial_beta": ((leaf(0.7),), lambda beta: {"radial_beta": beta, "radial": "sgd"}),
     "curvature": (
         (leaf(1.1), leaf(0.6)),
         lambda target, beta: {"curvature_target": target, "curvature_beta": beta},
@@ -143,7 +152,16 @@ OPTIONS: dict[str, tuple[tuple[Tensor, ...], Callable[..., dict[str, Any]]]] = {
         (leaf(0.3),),
         lambda rms: {"tangential": "angular", "angular_rms": rms, "radial_lr": 0.02},
     ),
-    "radial": ((leaf(0.03),), lambda lr: {"radial": "adam", "radial_lr": lr}),
+    "radial": ((leaf(0.03),), lambda lr: {"radial": "sgd", "radial_lr": lr}),
+    "equilibrium": (
+        (leaf(0.02), leaf(0.3)),
+        lambda lr, decay: {
+            "lr": lr,
+            "weight_decay": decay,
+            "tangential": "angular",
+            "angular_rms": "equilibrium",
+        },
+    ),
     "lr-and-weight_decay": (
         (leaf(0.02), leaf(0.01)),
         lambda lr, decay: {"lr": lr, "weight_decay": decay, "radial_lr_ratio": 1.0},
@@ -155,7 +173,7 @@ OPTIONS: dict[str, tuple[tuple[Tensor, ...], Callable[..., dict[str, Any]]]] = {
     ("name", "rule"),
     [
         *((name, "general") for name in OPTIONS),
-        *((name, "scale_invariant") for name in ("lr", "weight_decay", "wd_ratio")),
+        *((name, "scale_invariant") for name in ("lr", "weight_decay", "wd_ratio", "equilibrium")),
         *((name, "low_dim") for name in ("lr", "betas", "eps", "low_dim_scale")),
     ],
 )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from adamo_optim import AdamO, param_groups
+from adamo_optim.options import RADIAL_SGD
 
 
 class Residual(nn.Module):
@@ -86,6 +87,8 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., tuple[Tensor, Tens
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "radial_sgd": RADIAL_SGD,
+    "equilibrium": {"angular_rms": "equilibrium"},
     "angular": {"tangential": "angular"},
     "online_test": {"delta": 0.1, "wd_ratio": 0.5},
     "sampled": {"previous_gradient": "sampled"},
@@ -108,7 +111,8 @@ def test_networks_train(task: str, options: dict[str, Any]) -> None:
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
 
 
-def test_a_zero_initialised_adapter_trains_as_fast_as_under_adam() -> None:
+@pytest.mark.parametrize("make", [AdamO, AdamO.radial_sgd], ids=["defaults", "radial_sgd"])
+def test_a_zero_initialised_adapter_trains_as_fast_as_under_adam(make: Any) -> None:
     """LoRA: W + B·A with B = 0. Radial SGD alone would grow B far too slowly."""
     final = {}
     for name in ("adam", "adamo"):
@@ -118,7 +122,7 @@ def test_a_zero_initialised_adapter_trains_as_fast_as_under_adam() -> None:
         target = torch.randn(16, 16) / 4
         params = [("A", down), ("B", up)]
         optimizer = torch.optim.Adam([down, up], lr=1e-2) if name == "adam" else None
-        optimizer = optimizer or AdamO(params, lr=1e-2)
+        optimizer = optimizer or make(params, lr=1e-2)
         for _ in range(300):
             x = torch.randn(32, 16)
             optimizer.zero_grad()

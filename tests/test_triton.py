@@ -45,8 +45,9 @@ def test_float32_agrees_with_the_reference(name: str) -> None:
     check(BY_NAME[name], torch.float32, STEPS)
 
 
-def test_zero_and_absent_gradients_on_the_way() -> None:
-    check(BY_NAME["defaults"], torch.float32, 8)
+@pytest.mark.parametrize("name", ["defaults", "radial_sgd"])
+def test_zero_and_absent_gradients_on_the_way(name: str) -> None:
+    check(BY_NAME[name], torch.float32, 8)
 
 
 def check(case: Case, dtype: torch.dtype, steps: int) -> None:
@@ -128,7 +129,7 @@ def test_a_written_weight_is_noticed() -> None:
     ends = []
     for fused in (False, True):
         params = parameters((12, 9), (7, 5))
-        optimizer = AdamO(params, foreach=False, lr=0.05)
+        optimizer = AdamO.radial_sgd(params, foreach=False, lr=0.05)
         for seed in range(4):
             give_gradients(params, seed)
             optimizer.step() if not fused else fused_step(optimizer)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
 
 from adamo_optim import AdamO
+from adamo_optim.options import PAPER, RADIAL_SGD
 
 with warnings.catch_warnings():  # torch's test modules, when loaded, use what NumPy has deprecated
     warnings.simplefilter("ignore")
@@ -50,7 +51,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "radial lr ratio": {"radial_lr_ratio": 10.0},
     "radial lr": {"radial_lr": 5e-3},
     "tensor radial lr": {"radial_lr": torch.tensor(5e-3), "weight_decay": 0.0},
-    "radial beta": {"radial_beta": 0.0},
+    "radial beta": {**RADIAL_SGD, "radial_beta": 0.0},
     "no curvature": {"curvature_target": None},
     "curvature number": {"curvature_target": 1.0, "curvature_beta": 0.5},
     "bfloat16 previous": {"previous_gradient": "bfloat16"},
@@ -58,13 +59,14 @@ INPUTS: dict[str, dict[str, Any]] = {
     "isotropic": {"decay_lr": "tangential", "weight_decay": 0.1},
     "angular": {"tangential": "angular", "weight_decay": 0.0},
     "angular rms": {"tangential": "angular", "angular_rms": 0.1},
-    "angular auto": {"tangential": "auto", "delta": 0.5},
-    "radial adam": {"radial": "adam", "radial_lr_ratio": 1.0, "weight_decay": 0.1},
+    "equilibrium": {"tangential": "angular", "angular_rms": "equilibrium"},
+    "additive": {"tangential": "additive"},
+    "radial sgd": RADIAL_SGD,
     "all general": {"low_dim": None},
     "low dim below 64": {"low_dim": 64},
     "low dim scale": {"low_dim_scale": 0.3},
     "online test": {"delta": 0.5, "wd_ratio": 0.5},
-    "no guard": {"guard": False, "radial_lr": 5e-3, "curvature_target": 1.0},
+    "no guard": {**PAPER, "lr": 1e-3},
     "stochastic rounding": {"rounding": "stochastic"},
     "capturable": {"capturable": True},
     "capturable tensor lr": {"capturable": True, "lr": torch.tensor(0.001), "maximize": True},
@@ -250,7 +252,7 @@ INFO = OptimizerInfo(
 )
 
 # A few inputs of different kinds, for properties that do not depend on the options.
-FEW = ("default", "tensor betas", "sampled previous", "capturable tensor lr")
+FEW = ("default", "radial sgd", "tensor betas", "sampled previous", "capturable tensor lr")
 
 CLIQUEY = ("foreach", "fused", "differentiable")  # flags that exclude each other, in torch's words
 

@@ -164,7 +164,7 @@ SETTINGS: dict[str, dict[str, Hyper]] = {
     "grokking": GROKKING,
     "language": LANGUAGE,
     "toy2d": TOY2D,
-    "yours": SMALL,
+    "yours": {**SMALL, "adamw": {"lr": 1e-3, "weight_decay": 0.1}},
 }
 
 # Arguments of the lab's own, beside those of the optimizer's class: of the loop, and of AdamW here.

@@ -279,7 +279,7 @@ def unit_of_angles(
     """
     rate = o.weight_decay * torch.where(o.decay_tangential > 0, o.lr, radial_rate(o))
     rate = torch.where(scale_invariant, o.wd_ratio * rate, rate)
-    decays = rate > 0
+    decays = (rate > 0) & (o.lr > 0)
     resting = o.lr / (2 * torch.where(decays, rate, torch.ones_like(rate))).sqrt()
     resting = torch.where(decays, resting / traits.inverse_root, initial_norm)
     chosen = torch.where(o.angular_rms > 0, o.angular_rms / traits.inverse_root, resting)

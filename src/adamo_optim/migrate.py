@@ -19,7 +19,6 @@ TAKEN_OVER = ("lr", "betas", "eps", "maximize", "capturable")
 FOREIGN = ("amsgrad", "decoupled_weight_decay", "foreach", "fused", "differentiable")
 
 
-@torch.no_grad()
 def from_adamw(cls: type[AdamO], optimizer: Optimizer, options: dict[str, Any]) -> AdamO:
     r"""AdamO with the groups, step counts and moments of a live ``AdamW`` or ``Adam``.
 
@@ -42,10 +41,11 @@ def from_adamw(cls: type[AdamO], optimizer: Optimizer, options: dict[str, Any]) 
             f"got {type(optimizer).__name__}"
         )
     new = cls([_group(group, options) for group in optimizer.param_groups], **options)
-    for p, _, group, _ in new._parameters():
-        old = optimizer.state.get(p)
-        if old:
-            _take_over(new.state[p], old, p, group)
+    with torch.no_grad():
+        for p, _, group, _ in new._parameters():
+            old = optimizer.state.get(p)
+            if old:
+                _take_over(new.state[p], old, p, group)
     new._forget_layout()
     return new
 
@@ -71,12 +71,14 @@ def translated_decay(old: dict[str, Any], options: dict[str, Any]) -> Any:
     scales as it scales the decay and asks for the same λ, and the tangential steps, which it does
     not scale and which ask for weight_decay/ρ. Their mean is 1.5 times AdamW's at ρ = 0.5.
     """
-    decay, lr, absolute = old["weight_decay"], options["lr"], options["radial_lr"]
-    radial_lr = options["radial_lr_ratio"] * lr if absolute is None else absolute
-    if options["decay_lr"] == "tangential" or float(radial_lr) == 0:
+    decay, ratio, absolute = old["weight_decay"], options["radial_lr_ratio"], options["radial_lr"]
+    if absolute is not None:
+        # a warm-up may have begun at 0; a scheduler keeps what it leads to
+        lr = float(options["lr"]) or float(old.get("initial_lr", 0.0))
+        ratio = float(absolute) / lr if lr > 0 else 0.0
+    if options["decay_lr"] == "tangential" or not float(ratio) > 0:
         return decay
-    equal = decay * lr / radial_lr
-    return equal if options["radial"] == "sgd" else (decay + equal) / 2
+    return decay / ratio if options["radial"] == "sgd" else decay * (1 + 1 / ratio) / 2
 
 
 def _take_over(

@@ -40,7 +40,7 @@ STRUCTURE = (
 
 
 class AdamO(Optimizer):
-    r"""AdamO: a weight's norm and its direction are trained as two systems.
+    r"""AdamO: a weight's norm and its direction, each with a step size of its own.
 
     .. math::
         w^+ = (1 - \eta_{\rho,t}\lambda)\,w
@@ -51,7 +51,7 @@ class AdamO(Optimizer):
     with :math:`\varphi^\rho_w, \varphi^\theta_w` the projections on and across ``w``, one block per
     tensor. The radial step :math:`u^\rho` is Adam's own quotient (``radial="adam"``) or momentum
     SGD (``radial="sgd"``, the paper). Low-dimensional parameters follow Adam; scale-invariant ones
-    take no radial step and all turn by the same angle.
+    take no radial step and all turn by about the same angle.
 
     Coming from AdamW: the same ``lr``, ``betas`` and schedule, ``weight_decay`` times 1.5.
 
@@ -86,7 +86,9 @@ class AdamO(Optimizer):
             ``None``: as it would turn the block's own weight of its first step.
             ``"equilibrium"``: as it would turn AdamW's weight that has come to rest between growth
             and decay, with entries of lr/√(2ηλ): an angle that falls with the root of ``lr``. λ
-            then sets the angle of scale-invariant blocks, whose norm is left alone.
+            then sets the angle of scale-invariant blocks, whose norm is left alone. With an
+            absolute ``radial_lr`` the angle does not depend on ``lr``; without decay it is as with
+            ``None``.
         radial: ``"adam"`` = moments of the whole gradient, as in Adam, and η_ρ,t times the radial
             part of m̂/(√v̂ + ε); with ``radial_lr_ratio=1`` and without curvature it is AdamW's own
             step. ``"sgd"`` = the paper: momentum SGD on ‖w‖, and moments of the tangential

@@ -216,7 +216,7 @@ def _unit_of_angles(
         rate = (
             float(options["weight_decay"]) * eta * (options["wd_ratio"] if scale_invariant else 1)
         )
-        rms = lr / math.sqrt(2 * rate) if rate > 0 else None
+        rms = lr / math.sqrt(2 * rate) if rate > 0 and lr > 0 else None
     return initial_norm if rms is None else rms * math.sqrt(w.numel())
 
 

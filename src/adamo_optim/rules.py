@@ -4,7 +4,7 @@ Algorithm 1 of the paper knows three kinds of blocks:
 
     low_dim          plain Adam, scaled by α (biases, norm weights, whatever starts at zero)
     scale_invariant  the tangential step and decay, no radial step
-    general          radial SGD and tangential Adam
+    general          a radial step, a tangential Adam step, decay
 """
 
 from __future__ import annotations

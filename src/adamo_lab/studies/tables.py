@@ -95,7 +95,7 @@ TABLE1 = Study(
             "swa_test_accuracy", "adamo", ">", "adamw_best", source="ours, not the paper's",
         ),
         Claim(
-            "AdamO with our defaults is more accurate than AdamW at a weight decay of 0.5.",
+            "AdamO with our defaults is more accurate than AdamW with decay 0.5 on all parameters.",
             "swa_test_accuracy", "adamo", ">", "adamw_tuned", source="ours, not the paper's",
         ),
         Claim(

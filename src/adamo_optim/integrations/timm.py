@@ -30,7 +30,7 @@ def register(name: str = "adamo") -> None:
     registry = factory.default_registry
     if registry.list_optimizers(name) and registry.get_optimizer_info(name).opt_class is AdamO:
         return
-    description = "a weight's norm and direction as two systems"
+    description = "a weight's norm and direction, each with a step size of its own"
     registry.register(factory.OptimInfo(name, AdamO, description, has_betas=True))
 
 

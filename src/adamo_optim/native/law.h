@@ -145,7 +145,7 @@ static double unit_of_angles(const Options *o, const Traits *traits, bool scale_
         return o->angular_rms / traits->inverse_root;
     const double eta = o->decay_tangential > 0 ? o->lr : radial_rate(o);
     const double rate = o->weight_decay * eta * (scale_invariant ? o->wd_ratio : 1);
-    if (isnan(o->angular_rms) || !(rate > 0))
+    if (isnan(o->angular_rms) || !(rate > 0 && o->lr > 0))
         return initial_norm;
     return o->lr / (sqrt(2 * rate) * traits->inverse_root);
 }
