@@ -120,8 +120,8 @@ def test_a_row_of_a_table_is_one_setting(made_up: Any) -> None:
     )
     rows = {(row[1], row[2], row[4]) for row in cells(tables.TABLES["table1"]())}
     usual = (
-        "lr 0.0008, weight_decay {}, radial_lr_ratio 0.5, curvature_target auto, guard {}, "
-        "tangential auto"
+        "lr 0.0008, weight_decay {}, radial_lr_ratio 0.5, curvature_target auto, swa_lr 0.0003, "
+        "guard {}, tangential auto"
     )
     assert rows == {
         (usual.format(0.75, True), "70.50 ± 0.71", "2"),
