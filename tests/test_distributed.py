@@ -755,7 +755,12 @@ def test_the_example(tmp_path: Path) -> None:
         *("--standalone", str(EXAMPLE), "--steps", "20", "--folder", str(tmp_path)),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        # torch's DTensor caches keep gloo's threads alive beyond destroy_process_group(), and one
+        # exit in a hundred aborts on them, after the last line has been printed
+        if "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr[-3000:]
     found = re.search(r"loss after 20 steps: ([\d.]+), and ([\d.]+) resumed", done.stdout)
     assert found, done.stdout

@@ -6,6 +6,7 @@ The only file that knows how a parameter is stored: complex, low precision, shar
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 # A row of this many products is summed by one thread, so that the total does not depend on the
 # number of threads (torch starts to split a sum at 32,768 entries).
 CHUNK = 16384
+PIECE = 8 * CHUNK  # of a reduction on the CPU
 
 SAMPLE = 16  # "sampled" keeps about one gradient entry in SAMPLE
 
@@ -134,6 +136,31 @@ def total(products: Tensor) -> Tensor:
     whole = count // CHUNK * CHUNK
     rows = flat[:whole].view(-1, CHUNK).sum(dim=1)
     return rows.sum() + flat[whole:].sum()
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors in parts that fit into a CPU's cache; elsewhere, or where layouts differ, whole.
+
+    A conversion to float64 then need not travel to memory and back.
+    """
+    first, count = tensors[0], tensors[0].numel()
+    small = first.device.type != "cpu" or count <= PIECE or torch.compiler.is_compiling()
+    if small or any(x.stride() != first.stride() for x in tensors) or not is_dense(first):
+        yield tensors
+        return
+    flat = [x.as_strided((count,), (1,)) for x in tensors]
+    for start in range(0, count, PIECE):
+        yield tuple(x[start : start + PIECE] for x in flat)
+
+
+def is_dense(x: Tensor) -> bool:
+    """Do the entries fill one piece of memory, in whatever order of the dimensions?"""
+    expected = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:

@@ -14,14 +14,26 @@ def reduce(blocks: Blocks) -> list[Tensor]:
     """Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩ of every block."""
     rows, scalar, dot = [], blocks.scalar, geometry.dot
     for i in range(len(blocks)):
-        w, g, m = (x[i].to(scalar) for x in (blocks.w, blocks.g, blocks.m))
-        kappa = g.new_zeros(())
+        sums = []
+        for part in geometry.pieces(blocks.w[i], blocks.g[i], blocks.m[i]):
+            w, g, m = (x.to(scalar) for x in part)
+            sums.append(torch.stack([dot(w, w), dot(g, w), dot(g, g), dot(m, w)]))
+        ww, gw, gg, mw = add(sums).unbind()
+        kappa = torch.zeros_like(ww)
         previous = blocks.previous[i]
         if previous is not None:
-            change = blocks.sampled[i].to(scalar) - previous.to(scalar)
-            kappa = dot(change, change) * blocks.ratios[i]
-        rows.append(torch.stack([dot(w, w), dot(g, w), dot(g, g), kappa, dot(m, w)]))
+            sums = []
+            for part in geometry.pieces(blocks.sampled[i], previous):
+                x, y = (x.to(scalar) for x in part)
+                change = x - y
+                sums.append(dot(change, change))
+            kappa = add(sums) * blocks.ratios[i]
+        rows.append(torch.stack([ww, gw, gg, kappa, mw]))
     return rows
+
+
+def add(sums: list[Tensor]) -> Tensor:
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
 
 
 def remember(blocks: Blocks, first: First) -> None:
@@ -60,8 +72,11 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
 
 def inner_products(u: Tensor, w: Tensor, scalar: torch.dtype) -> Tensor:
     """Pass 2, ⟨u,w⟩ and ‖u‖² of one block."""
-    u, w = u.to(scalar), w.to(scalar)
-    return torch.stack([geometry.dot(u, w), geometry.dot(u, u)])
+    sums = []
+    for part in geometry.pieces(u, w):
+        x, y = (x.to(scalar) for x in part)
+        sums.append(torch.stack([geometry.dot(x, y), geometry.dot(x, x)]))
+    return add(sums)
 
 
 def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:

@@ -57,7 +57,7 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
     (FULL, "adamo", {**EQUILIBRIUM, "swa_lr": 1e-4}),
     (FULL, "adamo", {**EQUILIBRIUM, "swa_lr": 2e-4}),
     (FULL, "adamo", {**EQUILIBRIUM, "swa_lr": 4e-4}),
-    (FULL, "adamo", {**EQUILIBRIUM, "weight_decay": 2.0, "swa_lr": 1e-4}),
+    (FULL, "adamo", {**EQUILIBRIUM, "low_dim": None, "swa_lr": 1e-4}),  # gains and biases decay too
 )
 
 # Modular addition: (lr, weight decay) and (radial_lr_ratio, weight decay)
