@@ -241,7 +241,8 @@ def demo(
     from .demo import COVER, demo_runs
     from .report import write_report
 
-    setup = make_setup(out, "records", None, "cpu", workers, None)
+    folder = "quick" if quick else "records"  # a quick look does not mix with the demo
+    setup = make_setup(out, folder, None, "cpu", workers, None)
     outcomes = train(demo_runs(quick), setup, "processes", False)
     page = write_report(setup.out, out / "report", COVER)
     print(f"\nThe report: {page}")
