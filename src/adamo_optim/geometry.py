@@ -15,7 +15,7 @@ from torch import Tensor
 # A row of this many products is summed by one thread, so that the total does not depend on the
 # number of threads (torch starts to split a sum at 32,768 entries).
 CHUNK = 16384
-PIECE = 8 * CHUNK  # of a reduction on the CPU
+PIECE = 8 * CHUNK  # what a reduction on the CPU works on at a time: 1 MB in float64
 
 SAMPLE = 16  # "sampled" keeps about one gradient entry in SAMPLE
 
@@ -138,19 +138,19 @@ def total(products: Tensor) -> Tensor:
     return rows.sum() + flat[whole:].sum()
 
 
-def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors in parts that fit into a CPU's cache; elsewhere, or where layouts differ, whole.
+def pieces(dtype: torch.dtype, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors in another dtype, on the CPU in parts that fit into its cache.
 
-    A conversion to float64 then need not travel to memory and back.
+    The conversion then need not travel to memory and back. Tensors whose layouts differ stay whole.
     """
     first, count = tensors[0], tensors[0].numel()
-    small = first.device.type != "cpu" or count <= PIECE or torch.compiler.is_compiling()
-    if small or any(x.stride() != first.stride() for x in tensors) or not is_dense(first):
-        yield tensors
+    alike = is_dense(first) and all(x.stride() == first.stride() for x in tensors)
+    if first.device.type != "cpu" or torch.compiler.is_compiling() or count <= PIECE or not alike:
+        yield tuple(x.to(dtype) for x in tensors)
         return
     flat = [x.as_strided((count,), (1,)) for x in tensors]
     for start in range(0, count, PIECE):
-        yield tuple(x[start : start + PIECE] for x in flat)
+        yield tuple(x[start : start + PIECE].to(dtype) for x in flat)
 
 
 def is_dense(x: Tensor) -> bool:

@@ -14,25 +14,22 @@ def reduce(blocks: Blocks) -> list[Tensor]:
     """Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩ of every block."""
     rows, scalar, dot = [], blocks.scalar, geometry.dot
     for i in range(len(blocks)):
-        sums = []
-        for part in geometry.pieces(blocks.w[i], blocks.g[i], blocks.m[i]):
-            w, g, m = (x.to(scalar) for x in part)
-            sums.append(torch.stack([dot(w, w), dot(g, w), dot(g, g), dot(m, w)]))
-        ww, gw, gg, mw = add(sums).unbind()
+        products = [
+            torch.stack([dot(w, w), dot(g, w), dot(g, g), dot(m, w)])
+            for w, g, m in geometry.pieces(scalar, blocks.w[i], blocks.g[i], blocks.m[i])
+        ]
+        ww, gw, gg, mw = add(products).unbind()
         kappa = torch.zeros_like(ww)
         previous = blocks.previous[i]
         if previous is not None:
-            sums = []
-            for part in geometry.pieces(blocks.sampled[i], previous):
-                x, y = (x.to(scalar) for x in part)
-                change = x - y
-                sums.append(dot(change, change))
-            kappa = add(sums) * blocks.ratios[i]
+            changes = (x - y for x, y in geometry.pieces(scalar, blocks.sampled[i], previous))
+            kappa = add([dot(change, change) for change in changes]) * blocks.ratios[i]
         rows.append(torch.stack([ww, gw, gg, kappa, mw]))
     return rows
 
 
 def add(sums: list[Tensor]) -> Tensor:
+    """The sum over the pieces, of which there is mostly one."""
     return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
 
 
@@ -72,11 +69,8 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
 
 def inner_products(u: Tensor, w: Tensor, scalar: torch.dtype) -> Tensor:
     """Pass 2, ⟨u,w⟩ and ‖u‖² of one block."""
-    sums = []
-    for part in geometry.pieces(u, w):
-        x, y = (x.to(scalar) for x in part)
-        sums.append(torch.stack([geometry.dot(x, y), geometry.dot(x, x)]))
-    return add(sums)
+    dot = geometry.dot
+    return add([torch.stack([dot(x, y), dot(x, x)]) for x, y in geometry.pieces(scalar, u, w)])
 
 
 def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:

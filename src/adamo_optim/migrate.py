@@ -73,7 +73,7 @@ def translated_decay(old: dict[str, Any], options: dict[str, Any]) -> Any:
     """
     decay, ratio, absolute = old["weight_decay"], options["radial_lr_ratio"], options["radial_lr"]
     if absolute is not None:
-        # a warm-up may have begun at 0; a scheduler keeps what it leads to
+        # in a warm-up that begins at 0, initial_lr is the rate it leads to
         lr = float(options["lr"]) or float(old.get("initial_lr", 0.0))
         ratio = float(absolute) / lr if lr > 0 else 0.0
     if options["decay_lr"] == "tangential" or not float(ratio) > 0:

@@ -17,7 +17,7 @@ FIG3_ROWS = ("adamw", "adamp", "adamo_paper", "adamo")
 # tenth of the epochs.
 LRS = (2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)
 DECAYS = (0.01, 0.05, 0.1, 0.5, 1.0)  # AdamW's
-OURS = (0.015, 0.075, 0.15, 0.75, 1.5)  # one and a half times as large
+ADAMO_DECAYS = (0.015, 0.075, 0.15, 0.75, 1.5)  # one and a half times as large
 RADIAL_LRS = (1e-3, 5e-3, 2e-2, 0.1, 0.5)
 GRID_EPOCHS = 30
 SWA_LR = 1e-4  # the protocol's, for all
@@ -50,7 +50,7 @@ def fig4(request: Request) -> list[RunConfig]:
         *(("adamo_paper", lr, {"radial_lr": radial}) for lr, radial in product(LRS, RADIAL_LRS)),
         *(
             ("adamo", lr, {"weight_decay": decay, "swa_lr": SWA_LR})
-            for lr, decay in product(LRS, OURS)
+            for lr, decay in product(LRS, ADAMO_DECAYS)
         ),
     ]
     return [
