@@ -85,6 +85,10 @@ CASES = [
         {"radial": "adam", "radial_lr": 1e-2, "tangential": "angular", "angular_rms": 0.1},
         "general",
     ),
+    Case("block", {"second_moment": "block"}),
+    Case("block_adam", {"second_moment": "block", "guard": False, "eps": 1e-3}, base={}),
+    Case("block_invariant", {"second_moment": "auto"}, "scale_invariant", base={}),
+    Case("block_auto", {"second_moment": "auto", "delta": 0.5, "maximize": True}, base={}),
     Case("general", {}, "general"),
     Case("scale_invariant", {"wd_ratio": 0.5}, "scale_invariant"),
     Case("low_dim", {"low_dim_scale": 0.3}, "low_dim"),
@@ -208,6 +212,7 @@ def compare(optimizer: AdamO, ends: list[tuple[Tensor, dict[str, Any]]], toleran
         assert int(state["step"]) == reference["t"]
         assert distance(state["exp_avg"], reference["m_tangential"]) < tolerance
         assert distance(state["exp_avg_sq"], reference["v_tangential"]) < tolerance
+        assert distance(state["mean_square"], reference["v_tangential"].double().mean()) < tolerance
         assert (
             distance(
                 state["initial_norm"], torch.tensor(reference["initial_norm"], dtype=torch.float64)

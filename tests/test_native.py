@@ -192,12 +192,13 @@ def random_law(count: int) -> tuple[Options, Traits, Memory, Sums, Tensor, Tenso
         *(sometimes(torch.nan, uniform(0, 3), 0.5), uniform(0, 1)),
         *(flag(0.7), 1 - 2 * flag(0.3)),
         *(sometimes(0.0, sometimes(torch.nan, uniform(0, 1), 0.4), 0.3), flag()),
+        *(sometimes(0.5, flag()),),
     )
     traits = Traits(flag(0.2), flag(0.2), uniform(0.01, 1), uniform(0, 1e-3), uniform(0, 1e-9))
     counts = torch.floor(uniform(0, 4))
     memory = Memory(
         *(torch.floor(uniform(0, 50)).float(), uniform(-1, 1), sometimes(-1.0, size()), size()),
-        *(counts, sometimes(-1.0, sometimes(0.0, size()))),
+        *(counts, sometimes(-1.0, sometimes(0.0, size())), sometimes(0.0, size())),
     )
     ww, gg, uu = sometimes(0.0, size()), sometimes(0.0, size()), sometimes(torch.inf, size(), 0.1)
     gg = sometimes(torch.nan, sometimes(torch.inf, gg, 0.1), 0.1)

@@ -33,6 +33,7 @@ OPTIONS = st.fixed_dictionaries(
         "decay_lr": st.sampled_from(["radial", "tangential"]),
         "tangential": st.sampled_from(["additive", "angular", "auto"]),
         "angular_rms": st.sampled_from([None, 1e-6, 0.02, 10.0, "equilibrium"]),
+        "second_moment": st.sampled_from(["entry", "block", "auto"]),
         "radial": st.sampled_from(["sgd", "adam"]),
         "low_dim": st.sampled_from(["auto", None, 10]),
         "low_dim_scale": st.sampled_from([0.1, 1.0]),

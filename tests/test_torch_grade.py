@@ -352,6 +352,8 @@ CHANGES: list[dict[str, Any]] = [
     {"tangential": "angular", "angular_rms": None},
     {"tangential": "angular", "angular_rms": "equilibrium"},
     {"tangential": "additive"},
+    {"second_moment": "auto"},
+    {"second_moment": "block"},
     {"rule": "low_dim"},
     {"low_dim": None},
     {"guard": False},

@@ -45,6 +45,7 @@ def differentiable_state(p: Tensor, kept: dict[str, Any]) -> dict[str, Tensor]:
         "tau": leaf(1.7),
         "tau_reference": leaf(0.02),
         "initial_norm": leaf(1.3),
+        "mean_square": leaf(0.6),
     }
     if "previous_grad" in kept and kept["previous_grad"].dtype == torch.float64:
         state["previous_grad"] = leaf(torch.rand_like(kept["previous_grad"]))

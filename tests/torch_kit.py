@@ -61,6 +61,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "angular rms": {"tangential": "angular", "angular_rms": 0.1},
     "equilibrium": {"tangential": "angular", "angular_rms": "equilibrium"},
     "additive": {"tangential": "additive"},
+    "second moment": {"second_moment": "block"},
     "radial sgd": RADIAL_SGD,
     "all general": {"low_dim": None},
     "low dim below 64": {"low_dim": 64},
@@ -131,6 +132,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
             ("decay_lr", "'radial', 'tangential'"),
             ("tangential", "'additive', 'angular', 'auto'"),
             ("radial", "'sgd', 'adam'"),
+            ("second_moment", "'entry', 'block', 'auto'"),
             ("rounding", "'nearest', 'stochastic'"),
         ]
     ),

@@ -51,7 +51,12 @@ REGISTRY: dict[str, Entry] = {
 }
 
 # The form of AdamO's step where the settings of a record do not say it: the paper's.
-FORM = {"radial": "sgd", "tangential": "additive", "angular_rms": None}
+FORM = {
+    "radial": "sgd",
+    "tangential": "additive",
+    "angular_rms": None,
+    "second_moment": "entry",
+}
 
 # That form with numbers that are safe to start from: AdamO.radial_sgd. A test compares.
 RADIAL_SGD = {

@@ -31,6 +31,9 @@ NORM_FLOOR = 0.1  # guard: no decay while ‖w‖ < NORM_FLOOR·‖w₀‖
 # guard: root mean square of u = m̂/(√v̂ + ε). Adam stays below it for any β₁² < β₂ < 0.9999;
 # otherwise m can outlive v, and the quotient has no bound.
 UPDATE_BOUND = 100.0
+# What is left of v̂ in u where the block's mean stands for it. Not 0: an entry whose v has
+# overflowed takes no step, as under Adam, and 0·∞ would be NaN.
+SHARED_TRACE = 1e-30
 
 
 class Options(NamedTuple):
@@ -56,6 +59,7 @@ class Options(NamedTuple):
     sign: Tensor  # -1 under maximize
     angular_rms: Tensor  # NaN: ‖w₀‖ says what angle a step is; 0: the norm of AdamW's equilibrium
     radial_adam: Tensor  # moments of the whole gradient, radial part of Adam's quotient
+    shared: Tensor  # one second moment for the block. 1: every one, 0.5: scale-invariant ones only
 
 
 class Traits(NamedTuple):
@@ -77,6 +81,7 @@ class Memory(NamedTuple):
     tau_reference: Tensor  # uncorrected slow average of κ
     curvature_step: Tensor  # non-zero gradients seen
     initial_norm: Tensor  # ‖w₀‖
+    mean_square: Tensor  # the mean of v over the block, by the same recursion from ‖g^θ‖²
 
 
 class Sums(NamedTuple):
@@ -162,7 +167,16 @@ def before(
     c = o.radial_beta * memory.radial_momentum + (1 - o.radial_beta) * gw / ww.sqrt()
     c = torch.where(tangential, c, memory.radial_momentum)
     projects = tangential & ~(o.radial_adam > 0)
-    noise = guard & projects & (sums.gg - gw * gw / ww <= traits.rounding * sums.gg)
+    across = (sums.gg - gw * gw / ww).clamp(min=0)  # ‖g^θ‖²
+    noise = guard & projects & (across <= traits.rounding * sums.gg)
+
+    # the mean of v, and where it stands for v: u = m̂/(√mean + ε), with √mean in the place of ε
+    square = torch.where(projects, torch.where(noise, zero, across), sums.gg)
+    square = o.beta2 * memory.mean_square + (1 - o.beta2) * square * traits.inverse_root**2
+    mean_square = torch.where(live, square, memory.mean_square)
+    shared = tangential & ((o.shared == 1) | ((o.shared > 0) & scale_invariant))
+    debias2 = 1 / (1 - o.beta2**t)
+    eps = torch.maximum(o.eps, traits.smallest_eps)
     first = First(
         live=live,
         use_gradient=live & ~noise,
@@ -173,14 +187,14 @@ def before(
         beta1=torch.where(live, o.beta1, 1 + zero),
         beta2=torch.where(live, o.beta2, 1 + zero),
         debias1=1 / (1 - o.beta1**t),
-        debias2=1 / (1 - o.beta2**t),
-        eps=torch.maximum(o.eps, traits.smallest_eps),
+        debias2=torch.where(shared, SHARED_TRACE + zero, debias2),
+        eps=torch.where(shared, eps + root(debias2 * mean_square), eps),
         low_dim=low_dim,
         scale_invariant=scale_invariant,
         eta_radial=eta_radial,
         guarded_scale=guarded_scale & tangential,
     )
-    return first, Memory(step, c, tau, tau_reference, curvature_step, initial_norm)
+    return first, Memory(step, c, tau, tau_reference, curvature_step, initial_norm, mean_square)
 
 
 def curvature(

@@ -11,6 +11,7 @@ from torch.optim import Adam, Optimizer
 from . import geometry
 from .options import DEFAULTS
 from .rules import rule_of
+from .state import set_mean_square
 
 if TYPE_CHECKING:
     from .optimizer import AdamO
@@ -89,6 +90,7 @@ def _take_over(
     state["step"].copy_(step)
     state["exp_avg_sq"].copy_(old["exp_avg_sq"])
     state["exp_avg"].copy_(m)
+    set_mean_square(state)
     if rule_of(p, group)[0] == "low_dim":
         return
     scalar = state["radial_momentum"].dtype

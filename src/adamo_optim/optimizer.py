@@ -94,6 +94,10 @@ class AdamO(Optimizer):
             step. ``"sgd"`` = the paper: momentum SGD on ‖w‖, and moments of the tangential
             gradient. It needs a much larger ``radial_lr_ratio`` and a smaller ``weight_decay``,
             which :meth:`radial_sgd` sets.
+        second_moment: what Adam divides by: ``"entry"`` = every entry by the root of its own v̂;
+            ``"block"`` = all entries of a block by the root of v̂'s mean over it, so that the block
+            moves along its averaged gradient; ``"auto"`` = ``"block"`` where the scale-invariant
+            rule is active, ``"entry"`` elsewhere. Low-dimensional parameters keep ``"entry"``.
         low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
             numel < d_th; ``None`` = none.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
@@ -139,6 +143,7 @@ class AdamO(Optimizer):
         tangential: str = "auto",
         angular_rms: float | str | None = 0.015,
         radial: str = "adam",
+        second_moment: str = "entry",
         low_dim: int | str | None = "auto",
         low_dim_scale: float = 1.0,
         delta: float | None = None,
@@ -322,6 +327,10 @@ class AdamO(Optimizer):
             for name, value in source["state"].get(key, {}).items():
                 if isinstance(value, Tensor) and name in (*SCALARS, *BUFFERS):
                     self.state[p][name] = value.to(p.device)
+            # a checkpoint that had none may leave the start's 0, where it was loaded in place
+            state = self.state.get(p, {})
+            if not float(state.get("mean_square", 1)) and float(state.get("step", 0)):
+                del state["mean_square"]
 
     # ---- layout ---------------------------------------------------------------------------
 

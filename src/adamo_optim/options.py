@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "tangential": "auto",
     "angular_rms": 0.015,
     "radial": "adam",
+    "second_moment": "entry",
     "low_dim": "auto",
     "low_dim_scale": 1.0,
     "delta": None,
@@ -50,7 +51,12 @@ DEFAULTS: dict[str, Any] = {
 }
 
 # The form of the step in the paper: SGD on the norm, an additive tangential step.
-FORM: dict[str, Any] = {"radial": "sgd", "tangential": "additive", "angular_rms": None}
+FORM: dict[str, Any] = {
+    "radial": "sgd",
+    "tangential": "additive",
+    "angular_rms": None,
+    "second_moment": "entry",
+}
 
 # That form with numbers that are safe to start from.
 RADIAL_SGD: dict[str, Any] = {**FORM, "radial_lr_ratio": 100.0, "weight_decay": 1e-3}
@@ -71,6 +77,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "decay_lr": ("radial", "tangential"),
     "tangential": ("additive", "angular", "auto"),
     "radial": ("sgd", "adam"),
+    "second_moment": ("entry", "block", "auto"),
     "rounding": ("nearest", "stochastic"),
     "rule": ("auto", "general", "scale_invariant", "low_dim"),
 }
@@ -283,6 +290,7 @@ def as_numbers(group: dict[str, Any]) -> Iterator[float | Tensor]:
     rms = group["angular_rms"]
     yield 0.0 if isinstance(rms, str) else _or_nan(rms)
     yield float(group["radial"] == "adam")
+    yield {"entry": 0.0, "auto": 0.5, "block": 1.0}[group["second_moment"]]
 
 
 def _or_nan(value: float | Tensor | None) -> float | Tensor:

@@ -174,7 +174,12 @@ def reference_step(
     m = beta1 * (m if whole else tangential(m, w)) + (1 - beta1) * g_seen
     v = beta2 * v + (1 - beta2) * g_seen * g_seen
     state.update(m_tangential=m, v_tangential=v, m_radial=m_radial)
-    u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
+    v_hat = v / (1 - beta2**t)
+    if options["second_moment"] == "block" or (
+        options["second_moment"] == "auto" and scale_invariant
+    ):
+        v_hat = v_hat.double().mean().to(v.dtype)
+    u = (m / (1 - beta1**t)) / (v_hat.sqrt() + max(eps, floor))
     u = _bounded(u) if guard else u
 
     # decay and radial step as one factor f on w

@@ -25,12 +25,13 @@ from .rules import needs_previous_gradient, rule_of
 
 SCALARS = Memory._fields
 BUFFERS = ("exp_avg", "exp_avg_sq", "previous_grad")
-START = Memory(0.0, 0.0, UNSET, 0.0, 0.0, UNSET)  # type: ignore[arg-type]  # numbers here
+START = Memory(0.0, 0.0, UNSET, 0.0, 0.0, UNSET, 0.0)  # type: ignore[arg-type]  # numbers here
 
 
 def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], seed: int) -> None:
     """Bring one parameter's state up to the options: create, convert or drop what changed."""
     dtype, scalar = geometry.compute_dtype(p), geometry.scalar_dtype(p.device)
+    older = "mean_square" not in state and state.get("exp_avg_sq") is not None
     for key, value in zip(SCALARS, START, strict=True):
         wanted = _get_scalar_dtype() if key == "step" else scalar
         old = state.get(key, value)
@@ -42,7 +43,16 @@ def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], seed: in
             state[key] = _move(old, p.device, wanted)
     for key in ("exp_avg", "exp_avg_sq"):
         state[key] = _buffer(state.get(key), p, dtype)
+    if older:
+        set_mean_square(state)
     _initialize_previous(state, p, group, seed)
+
+
+def set_mean_square(state: dict[str, Any]) -> None:
+    """The mean of v, for a v that comes from elsewhere: an older checkpoint, or AdamW."""
+    mean = state["mean_square"]
+    v = geometry.as_real(state["exp_avg_sq"].detach()).to(mean.dtype)
+    mean.copy_(geometry.whole_dot(v, torch.ones_like(v)) / max(v.numel(), 1))
 
 
 def _initialize_previous(

@@ -50,6 +50,7 @@ ROWS = 29
 
 LARGEST = tl.constexpr(1.7976931348623157e308)
 SMALLEST = tl.constexpr(2.2250738585072014e-308)
+SHARED_TRACE = tl.constexpr(1e-30)
 
 
 @triton.jit
@@ -416,9 +417,8 @@ def power(base, exponent):
 @triton.jit
 def law_before(
     settings, traits, step, radial_momentum, tau, tau_reference, curvature_step, initial_norm,
-    g_table, found_inf, partial, chunks, first_chunk, last_chunk, partial_mw, first_mw, last_mw,
-    ratio_of_samples,
-    coefficients, blocks,
+    mean_square, g_table, found_inf, partial, chunks, first_chunk, last_chunk,
+    partial_mw, first_mw, last_mw, ratio_of_samples, coefficients, blocks,
     MW_FROM_PASS_1: tl.constexpr, CHECKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Law 1 for one block, as ``control.before``."""
@@ -438,6 +438,7 @@ def law_before(
     guard = tl.load(o + 16 * blocks) > 0
     sign = tl.load(o + 17 * blocks)
     radial_adam = tl.load(o + 19 * blocks) > 0
+    shared = tl.load(o + 20 * blocks)  # 1: every block, 0.5: scale-invariant ones only
     declared_low_dim = tl.load(trait) > 0
     declared_invariant = tl.load(trait + blocks) > 0
     inverse_root = tl.load(trait + 2 * blocks)
@@ -512,7 +513,19 @@ def law_before(
     fresh = radial_beta * momentum + (1 - radial_beta) * gw / tl.sqrt(safe)
     tl.store(radial_momentum + i, tl.where(tangential, fresh, momentum))
     projects = tangential & (radial_adam == 0)
-    noise = guard & projects & (gg - gw * gw / safe <= rounding * gg)
+    across = gg - gw * gw / safe
+    across = tl.where(across < 0, 0.0, across)
+    noise = guard & projects & (across <= rounding * gg)
+
+    # the mean of v, and where it stands for v: u = m̂/(√mean + ε), with √mean in the place of ε
+    square = tl.where(projects, tl.where(noise, 0.0, across), gg)
+    mean = tl.load(mean_square + i)
+    new_mean = beta2 * mean + (1 - beta2) * square * inverse_root * inverse_root
+    new_mean = tl.where(live, new_mean, mean)
+    tl.store(mean_square + i, new_mean)
+    shared = tangential & ((shared == 1.0) | ((shared > 0) & invariant))
+    debias2 = 1 / (1 - power(beta2, t))
+    eps = tl.where(eps > smallest_eps, eps, smallest_eps)
 
     tl.store(c + LIVE * blocks, live.to(tl.float64))
     tl.store(c + USE_GRADIENT * blocks, (live & (noise == 0)).to(tl.float64))
@@ -523,8 +536,8 @@ def law_before(
     tl.store(c + BETA1 * blocks, tl.where(live, beta1, 1.0))
     tl.store(c + BETA2 * blocks, tl.where(live, beta2, 1.0))
     tl.store(c + DEBIAS1 * blocks, 1 / (1 - power(beta1, t)))
-    tl.store(c + DEBIAS2 * blocks, 1 / (1 - power(beta2, t)))
-    tl.store(c + EPS * blocks, tl.where(eps > smallest_eps, eps, smallest_eps))
+    tl.store(c + DEBIAS2 * blocks, tl.where(shared, SHARED_TRACE, debias2))
+    tl.store(c + EPS * blocks, tl.where(shared, eps + tl.sqrt(debias2 * new_mean), eps))
     tl.store(c + LOW_DIM * blocks, low_dim.to(tl.float64))
     tl.store(c + SCALE_INVARIANT * blocks, invariant.to(tl.float64))
     tl.store(c + ETA_RADIAL * blocks, eta_radial)

@@ -22,6 +22,7 @@ SHORT, LONG, FULL = 100, 150, 300  # epochs on CIFAR-100
 FRESH = 5  # seeds from here on have seen no trial
 ADAMW = {"lr": 8e-4, "weight_decay": 0.5}
 MATRICES = {**ADAMW, "decay_vectors": False}  # no decay of biases and norm layers
+SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 COMMON = {"lr": 8e-4, "curvature_target": "auto", "decay_lr": "radial", "guard": True}
 ADAMO = {**COMMON, "radial": "adam", "radial_lr_ratio": 1.0, "tangential": "auto"}
 ADDITIVE = {**ADAMO, "tangential": "additive"}  # for models without scale-invariant weights
@@ -29,6 +30,7 @@ ANGULAR = {**COMMON, "weight_decay": 1e-3, "radial_lr_ratio": 100.0, "tangential
 
 DEFAULT = {**ADAMO, "radial_lr_ratio": 0.5, "weight_decay": 0.75}
 EQUILIBRIUM = {**DEFAULT, "angular_rms": "equilibrium"}
+SHARED = {"second_moment": "auto"}
 
 # CIFAR-100: (epochs, optimizer, hyper-parameters)
 VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
@@ -46,18 +48,17 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
     (LONG, "adamo", {**ADAMO, "weight_decay": 0.5, "angular_rms": 0.01}),
     (LONG, "adamo", {**ADAMO, "weight_decay": 0.5, "angular_rms": 0.006}),
     (LONG, "adamo", {**ADAMO, "weight_decay": 0.5, "angular_rms": 0.015, "swa_lr": 3e-4}),
-    (FULL, "adamw_tuned", ADAMW),
-    (FULL, "adamw_tuned", {**ADAMW, "swa_lr": 5e-5}),
-    (FULL, "adamw_tuned", {**ADAMW, "swa_lr": 2e-4}),
-    (FULL, "adamw_tuned", MATRICES),
-    (FULL, "adamw_tuned", {**MATRICES, "swa_lr": 5e-5}),
-    (FULL, "adamw_tuned", {**MATRICES, "swa_lr": 2e-4}),
-    (FULL, "adamo", {**DEFAULT, "angular_rms": 0.015, "swa_lr": 1e-4}),
-    (FULL, "adamo", {**DEFAULT, "angular_rms": 0.015, "swa_lr": 2e-4}),
-    (FULL, "adamo", {**EQUILIBRIUM, "swa_lr": 1e-4}),
-    (FULL, "adamo", {**EQUILIBRIUM, "swa_lr": 2e-4}),
-    (FULL, "adamo", {**EQUILIBRIUM, "swa_lr": 4e-4}),
-    (FULL, "adamo", {**EQUILIBRIUM, "low_dim": None, "swa_lr": 1e-4}),  # gains and biases decay too
+    (LONG, "adamw_tuned", ADAMW),
+    (LONG, "adamw_tuned", {**ADAMW, "swa_lr": 3e-4}),
+    (LONG, "sgd", {**SGD, "swa_lr": 0.0125}),
+    (LONG, "sgd", {**SGD, "swa_lr": 0.03}),
+    (LONG, "adamo", {**EQUILIBRIUM, "swa_lr": 1e-4}),
+    (LONG, "adamo", {**EQUILIBRIUM, "swa_lr": 2e-4}),
+    (LONG, "adamo", {**DEFAULT, "angular_rms": 0.015, **SHARED, "swa_lr": 1.5e-4}),
+    (LONG, "adamo", {**DEFAULT, "angular_rms": 0.015, **SHARED, "swa_lr": 3e-4}),
+    (LONG, "adamo", {**EQUILIBRIUM, **SHARED, "swa_lr": 1e-4}),
+    (LONG, "adamo", {**EQUILIBRIUM, **SHARED, "swa_lr": 2e-4}),
+    (LONG, "adamo", {**EQUILIBRIUM, **SHARED, "swa_lr": 4e-4}),
 )
 
 # Modular addition: (lr, weight decay) and (radial_lr_ratio, weight decay)
@@ -149,7 +150,7 @@ TUNING_VISION = Study(
         Metric("swa_valid_loss", "SWA loss", higher_is_better=False, digits=3),
         Metric("valid_accuracy", "final", percent=True),
     ),
-    optimizers=("adamw", "adamw_tuned", "adamo_angular", "adamo"),
+    optimizers=("adamw", "adamw_tuned", "sgd", "adamo_angular", "adamo"),
     seeds=1,
     example="adamo-lab study tuning-cifar100 --seeds 1 --data-dir ~/data",
 )

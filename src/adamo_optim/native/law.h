@@ -18,12 +18,14 @@ static const double SCALE_LOW = 0.1, SCALE_HIGH = 10.0;   /* SCALE_BOUNDS */
 static const double FACTOR_LOW = 0.5, FACTOR_HIGH = 2.0;  /* FACTOR_BOUNDS */
 static const double NORM_FLOOR = 0.1;
 static const double UPDATE_BOUND = 100.0;
+static const double SHARED_TRACE = 1e-30;
 
 /* These three have the fields of control.py's Options, Traits and Memory, in their order. */
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, radial_lr_ratio, radial_lr, radial_beta;
     double curvature_auto, curvature_target, curvature_beta, decay_tangential, angular;
     double low_dim_scale, delta, wd_ratio, guard, sign, angular_rms, radial_adam;
+    double shared;
 } Options;
 
 typedef struct {
@@ -32,6 +34,7 @@ typedef struct {
 
 typedef struct {
     double step, radial_momentum, tau, tau_reference, curvature_step, initial_norm;
+    double mean_square;
 } Memory;
 
 /* Everything one step computes about a block: the sums of the passes and control.py's First and
@@ -117,7 +120,18 @@ static void before(
         memory->radial_momentum =
             o->radial_beta * memory->radial_momentum + (1 - o->radial_beta) * gw / sqrt(ww);
     const bool projects = tangential && !(o->radial_adam > 0);
-    const bool noise = guard && projects && gg - gw * gw / ww <= traits->rounding * gg;
+    const double left = gg - gw * gw / ww, across = left < 0 ? 0 : left; /* ‖g^θ‖² */
+    const bool noise = guard && projects && across <= traits->rounding * gg;
+
+    /* the mean of v, and where it stands for v: u = m̂/(√mean + ε), with √mean in the place of ε */
+    const double square = projects ? (noise ? 0 : across) : gg;
+    const double share = traits->inverse_root * traits->inverse_root;
+    if (live)
+        memory->mean_square = o->beta2 * memory->mean_square + (1 - o->beta2) * square * share;
+    const bool scale_invariant = (traits->scale_invariant > 0 || by_test) && !low_dim;
+    const bool shared = tangential && (o->shared == 1 || (o->shared > 0 && scale_invariant));
+    const double debias2 = 1 / (1 - pow(o->beta2, t));
+    const double eps = o->eps > traits->smallest_eps ? o->eps : traits->smallest_eps;
 
     row->live = live;
     row->use_gradient = live && !noise;
@@ -128,10 +142,10 @@ static void before(
     row->beta1 = live ? o->beta1 : 1;
     row->beta2 = live ? o->beta2 : 1;
     row->debias1 = 1 / (1 - pow(o->beta1, t));
-    row->debias2 = 1 / (1 - pow(o->beta2, t));
-    row->eps = o->eps > traits->smallest_eps ? o->eps : traits->smallest_eps;
+    row->debias2 = shared ? SHARED_TRACE : debias2;
+    row->eps = shared ? eps + sqrt(debias2 * memory->mean_square) : eps;
     row->low_dim = low_dim;
-    row->scale_invariant = (traits->scale_invariant > 0 || by_test) && !low_dim;
+    row->scale_invariant = scale_invariant;
     row->eta_radial = bounded * radial_rate(o);
     row->guarded_scale = guard && tangential && (scale < SCALE_LOW || scale > SCALE_HIGH);
     row->tau = memory->tau;
