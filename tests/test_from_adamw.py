@@ -50,6 +50,7 @@ def test_groups_steps_and_moments_are_taken_over(
         assert torch.equal(p, w)
         assert int(state["step"]) == 25
         assert torch.equal(state["exp_avg_sq"], old.state[p]["exp_avg_sq"])
+        torch.testing.assert_close(state["mean_square"], old.state[p]["exp_avg_sq"].mean())
         if p.dim() == 1 or radial == "adam":
             assert torch.equal(state["exp_avg"], m)
             continue

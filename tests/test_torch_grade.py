@@ -66,6 +66,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "bfloat16_previous": {"previous_gradient": "bfloat16"},
     "angular": {"tangential": "angular", "delta": 0.3, "wd_ratio": 0.5},
     "no_curvature": {"curvature_target": None},
+    "block": {"second_moment": "block"},
 }
 
 
@@ -192,6 +193,28 @@ def test_checkpoints_without_later_options_load() -> None:
     optimizer.load_state_dict(old)
     assert {name: optimizer.param_groups[0][name] for name in FORM} == FORM
     train(model, optimizer, range(3, 5))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_checkpoint_without_the_mean_of_v_gets_it_from_v(in_place: bool) -> None:
+    """``in_place``: loaded over a fresh state, as torch.distributed.checkpoint does."""
+    model = network(torch.float64)
+    optimizer = AdamO(model.parameters(), second_moment="block")
+    train(model, optimizer, range(5))
+    old = copy.deepcopy(optimizer.state_dict())
+    for state in old["state"].values():
+        if in_place:
+            state["mean_square"].zero_()
+        else:
+            del state["mean_square"]
+    resumed = copy.deepcopy(model)
+    again = AdamO(resumed.parameters(), second_moment="block")
+    again.load_state_dict(old)
+    train(model, optimizer, range(5, 8))
+    train(resumed, again, range(5, 8))
+    for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(optimizer.state[p], again.state[q], rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
