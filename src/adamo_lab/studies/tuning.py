@@ -2,9 +2,10 @@
 
 Every trial is spelled out, so that the records keep their meaning when a default changes. Those of
 CIFAR-100 are judged by 5,000 training images that were held out, with the paper's schedule at a
-third, at half and, because these did not predict it, at its full length; those of the language
-model by its validation text; those of modular addition by the epoch at which they generalize, the
-paper's only measure there. What is chosen then runs on seeds no trial has seen.
+third, at half and, because these did not predict it, at its full length (SGD has two, to compare
+with); those of the language model by its validation text; those of modular addition by the epoch at
+which they generalize, the paper's only measure there. What is chosen then runs on seeds no trial
+has seen.
 """
 
 from __future__ import annotations
@@ -59,6 +60,18 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
     (LONG, "adamo", {**EQUILIBRIUM, **SHARED, "swa_lr": 1e-4}),
     (LONG, "adamo", {**EQUILIBRIUM, **SHARED, "swa_lr": 2e-4}),
     (LONG, "adamo", {**EQUILIBRIUM, **SHARED, "swa_lr": 4e-4}),
+    (FULL, "adamw_tuned", ADAMW),
+    (FULL, "adamw_tuned", {**ADAMW, "swa_lr": 5e-5}),
+    (FULL, "adamw_tuned", {**ADAMW, "swa_lr": 3e-4}),
+    (FULL, "adamw_tuned", MATRICES),
+    (FULL, "adamw_tuned", {**MATRICES, "swa_lr": 2e-4}),
+    (FULL, "adamw_tuned", {**ADAMW, "weight_decay": 0.25}),
+    (FULL, "adamw_tuned", {**ADAMW, "weight_decay": 0.25, "swa_lr": 3e-4}),
+    (FULL, "adamo", {**DEFAULT, "angular_rms": 0.015, **SHARED, "swa_lr": 3e-4}),
+    (
+        *(FULL, "adamo"),  # and decay of BatchNorm's gains
+        {**DEFAULT, "angular_rms": 0.015, **SHARED, "swa_lr": 3e-4, "low_dim": None},
+    ),
 )
 
 # Modular addition: (lr, weight decay) and (radial_lr_ratio, weight decay)
@@ -142,7 +155,7 @@ def text(request: Request) -> list[RunConfig]:
 TUNING_VISION = Study(
     name="tuning-cifar100",
     title="Tuning on CIFAR-100",
-    about="Thirteen trials each for AdamW and AdamO, judged by 5,000 held-out training images.",
+    about="Sixteen trials each for AdamW and AdamO, judged by 5,000 held-out training images.",
     kind="trials",
     runs=vision,
     metrics=(
