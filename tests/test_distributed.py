@@ -641,7 +641,10 @@ def full_state_dicts(_: Path) -> None:
         again, resumed = model_and_optimizer(sharded=True)
         for p, q in zip(plain.parameters(), again.parameters(), strict=True):
             q.copy_(distribute_tensor(p.detach(), q.device_mesh, q.placements))
-    resumed.load_state_dict(copy.deepcopy(single.state_dict()))
+    older = copy.deepcopy(single.state_dict())
+    for state in older["state"].values():
+        del state["mean_square"]  # from v, which is loaded
+    resumed.load_state_dict(older)
     train(again, resumed, range(5, 10))
     compare(expected, resumed, 1e-9, "one process → sharded")
 

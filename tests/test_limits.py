@@ -111,6 +111,53 @@ def test_auto_turns_scale_invariant_blocks_and_adds_to_the_others() -> None:
     assert not torch.equal(ends["additive"][0], ends["angular"][0])
 
 
+@RADIAL
+@pytest.mark.parametrize(("moment", "alike"), [("block", True), ("entry", False)])
+def test_one_second_moment_knows_no_axes(moment: str, alike: bool, radial: str) -> None:
+    """Turning the space of a weight turns all its steps, as with SGD and not with Adam."""
+    source = torch.Generator().manual_seed(2)
+    turn = torch.linalg.qr(torch.randn(30, 30, generator=source, dtype=torch.float64)).Q
+    (a,) = blocks((6, 5))
+    b = nn.Parameter((turn @ a.detach().flatten()).view(6, 5))
+    optimizer = AdamO([a, b], lr=0.1, weight_decay=0.0, radial=radial, second_moment=moment)
+    for step in range(10):
+        give_gradients([a], step)
+        b.grad = (turn @ a.grad.flatten()).view(6, 5)
+        optimizer.step()
+    difference = float((turn @ a.detach().flatten() - b.detach().flatten()).norm())
+    assert (difference < 1e-12) is alike
+
+
+def test_one_second_moment_moves_along_the_averaged_gradient() -> None:
+    (p,) = blocks((6, 5))
+    optimizer = AdamO([p], lr=0.1, second_moment="block")
+    trained(optimizer, [p], 5)
+    before = p.detach().clone()
+    give_gradients([p], 5)
+    optimizer.step()
+    basis = torch.stack([before.flatten(), optimizer.state[p]["exp_avg"].flatten()], dim=1)
+    change = (p.detach() - before).flatten()
+    q = torch.linalg.qr(basis).Q
+    assert float((change - q @ (q.T @ change)).norm()) < 1e-12 * float(change.norm())
+
+
+@pytest.mark.parametrize("backend", [{"foreach": False}, {"foreach": True}, {}], ids=str)
+def test_one_second_moment_survives_entries_whose_square_is_too_large(
+    backend: dict[str, Any],
+) -> None:
+    """v overflows in float32, and its mean, a float64, does not."""
+    (p,) = blocks((6, 5), dtype=torch.float32)
+    optimizer = AdamO([p], second_moment="block", **backend)
+    for step in range(3):
+        give_gradients([p], step)
+        p.grad[0, 0] = 1e25
+        before = p.detach().clone()
+        optimizer.step()
+        assert bool(p.isfinite().all())
+        assert not torch.equal(p, before)
+    assert bool(optimizer.state[p]["exp_avg_sq"].isinf().any())
+
+
 @pytest.mark.parametrize("foreach", BACKENDS)
 def test_low_dim_scale_shrinks_the_step(foreach: bool) -> None:
     (a,), (b,) = blocks((8,)), blocks((8,))

@@ -217,6 +217,39 @@ def test_a_checkpoint_without_the_mean_of_v_gets_it_from_v(in_place: bool) -> No
         torch.testing.assert_close(optimizer.state[p], again.state[q], rtol=1e-10, atol=1e-14)
 
 
+def test_the_mean_of_v_leaves_out_what_has_overflowed() -> None:
+    p = nn.Parameter(torch.ones(2, 2))
+    p.grad = torch.ones_like(p)
+    optimizer = AdamO([p])
+    optimizer.step()
+    old = copy.deepcopy(optimizer.state_dict())
+    old["state"][0]["exp_avg_sq"] = torch.tensor([[1.0, 2.0], [torch.inf, 3.0]])
+    del old["state"][0]["mean_square"]
+    optimizer.load_state_dict(old)
+    optimizer.step()
+    expected = 0.999 * (1 + 2 + 3) / 4 + 0.001
+    assert float(optimizer.state[p]["mean_square"]) == pytest.approx(expected)
+
+
+def test_loading_and_saving_changes_nothing_where_no_gradient_was() -> None:
+    p = nn.Parameter(torch.ones(2, 2))
+    p.grad = torch.zeros_like(p)
+    optimizer = AdamO([p])
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    torch.testing.assert_close(optimizer.state_dict()["state"], saved["state"], rtol=0, atol=0)
+
+
+def test_a_state_may_be_loaded_for_a_model_on_the_meta_device() -> None:
+    model = network()
+    optimizer = AdamO(model.parameters())
+    train(model, optimizer, range(2))
+    with torch.device("meta"):
+        shapes = network()
+    AdamO(shapes.parameters()).load_state_dict(optimizer.state_dict())
+
+
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_go_on_alike(clone: Callable[[Any], Any]) -> None:
     model = network()

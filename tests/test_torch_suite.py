@@ -105,6 +105,7 @@ def test_error_inputs_cover_every_option() -> None:
             "tangential must be one of 'additive', 'angular', 'auto', got 'other'",
         ),
         ("previous_gradient", "other", "previous_gradient must be one of .*, got 'other'"),
+        ("second_moment", "other", "second_moment must be one of .*, got 'other'"),
         ("rule", "other", "rule must be one of .*, got 'other'"),
         ("guard", None, "guard must be True or False, got None"),
         ("betas", 0.9, "betas must be a pair of numbers, got 0.9"),

@@ -163,6 +163,14 @@ OPTIONS: dict[str, tuple[tuple[Tensor, ...], Callable[..., dict[str, Any]]]] = {
             "angular_rms": "equilibrium",
         },
     ),
+    "second_moment": (
+        (leaf(0.9), leaf(0.01)),
+        lambda beta2, eps: {"betas": (0.8, beta2), "eps": eps, "second_moment": "block"},
+    ),
+    "second_moment-sgd": (
+        (leaf(0.9),),
+        lambda beta2: {"betas": (0.8, beta2), "radial": "sgd", "second_moment": "auto"},
+    ),
     "lr-and-weight_decay": (
         (leaf(0.02), leaf(0.01)),
         lambda lr, decay: {"lr": lr, "weight_decay": decay, "radial_lr_ratio": 1.0},
@@ -175,6 +183,7 @@ OPTIONS: dict[str, tuple[tuple[Tensor, ...], Callable[..., dict[str, Any]]]] = {
     [
         *((name, "general") for name in OPTIONS),
         *((name, "scale_invariant") for name in ("lr", "weight_decay", "wd_ratio", "equilibrium")),
+        *((name, "scale_invariant") for name in ("second_moment", "second_moment-sgd")),
         *((name, "low_dim") for name in ("lr", "betas", "eps", "low_dim_scale")),
     ],
 )

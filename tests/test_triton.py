@@ -29,6 +29,7 @@ FLOAT32 = (
     "bfloat16_previous",
     "low_dim",
     "maximize",
+    "block_auto",
 )
 BY_NAME = {case.name: case for case in CASES}
 

@@ -16,11 +16,12 @@ class Blocks:
     Of a sharded parameter they are this rank's shards.
 
     ``replace`` is for the differentiable backend: the lists then take the new tensors in the
-    place of the old ones, which autograd may still need.
+    place of the old ones, which autograd may still need. ``shared``: a block may have one second
+    moment, and then v does not count.
     """
 
-    def __init__(self, scalar: torch.dtype, replace: bool) -> None:
-        self.scalar, self.replace = scalar, replace
+    def __init__(self, scalar: torch.dtype, replace: bool, shared: bool = False) -> None:
+        self.scalar, self.replace, self.shared = scalar, replace, shared
         self.slots: list[int] = []  # the blocks' places in the vectors of the law
         self.w: list[Tensor] = []
         self.g: list[Tensor] = []

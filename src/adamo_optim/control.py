@@ -10,7 +10,8 @@ One step is three passes over a block (w, g, m, v, g⁻) with two laws between t
     pass 3   w ← w + (a−1)·w − b·u
 
 Every rule, ablation, guard and variant is a choice of these scalars, so they all live here, once.
-Under ``radial="adam"``, for example, p = q = 0 and the radial step is η_ρ,t⟨u,w⟩/‖w‖² of w.
+Under ``radial="adam"``, for example, p = q = 0 and the radial step is η_ρ,t⟨u,w⟩/‖w‖² of w; under
+``second_moment="block"`` v̂ counts as 0 in u, and the root of its mean is in ε.
 Everything below is a vector with one entry per block; the functions are pure (no in-place
 arithmetic, no Python branch on a device value), so that they run on any device without a
 synchronisation, can be captured, compiled and differentiated.
@@ -31,9 +32,6 @@ NORM_FLOOR = 0.1  # guard: no decay while ‖w‖ < NORM_FLOOR·‖w₀‖
 # guard: root mean square of u = m̂/(√v̂ + ε). Adam stays below it for any β₁² < β₂ < 0.9999;
 # otherwise m can outlive v, and the quotient has no bound.
 UPDATE_BOUND = 100.0
-# What is left of v̂ in u where the block's mean stands for it. Not 0: an entry whose v has
-# overflowed takes no step, as under Adam, and 0·∞ would be NaN.
-SHARED_TRACE = 1e-30
 
 
 class Options(NamedTuple):
@@ -59,7 +57,7 @@ class Options(NamedTuple):
     sign: Tensor  # -1 under maximize
     angular_rms: Tensor  # NaN: ‖w₀‖ says what angle a step is; 0: the norm of AdamW's equilibrium
     radial_adam: Tensor  # moments of the whole gradient, radial part of Adam's quotient
-    shared: Tensor  # one second moment for the block. 1: every one, 0.5: scale-invariant ones only
+    second_moment: Tensor  # of the block, in place of the entries'. As for angular: 1, 0.5
 
 
 class Traits(NamedTuple):
@@ -81,7 +79,7 @@ class Memory(NamedTuple):
     tau_reference: Tensor  # uncorrected slow average of κ
     curvature_step: Tensor  # non-zero gradients seen
     initial_norm: Tensor  # ‖w₀‖
-    mean_square: Tensor  # the mean of v over the block, by the same recursion from ‖g^θ‖²
+    mean_square: Tensor  # the mean of v over the block, by the recursion of v itself
 
 
 class Sums(NamedTuple):
@@ -106,7 +104,7 @@ class First(NamedTuple):
     beta1: Tensor
     beta2: Tensor
     debias1: Tensor  # 1/(1 − β₁ᵗ)
-    debias2: Tensor  # 1/(1 − β₂ᵗ)
+    debias2: Tensor  # 1/(1 − β₂ᵗ); 0 where the block's second moment, then in eps, stands for v
     eps: Tensor
     low_dim: Tensor
     scale_invariant: Tensor
@@ -170,11 +168,12 @@ def before(
     across = (sums.gg - gw * gw / ww).clamp(min=0)  # ‖g^θ‖²
     noise = guard & projects & (across <= traits.rounding * sums.gg)
 
-    # the mean of v, and where it stands for v: u = m̂/(√mean + ε), with √mean in the place of ε
+    # the mean of v, and where it stands for v: u = m̂/(0·√v + (√mean + ε))
     square = torch.where(projects, torch.where(noise, zero, across), sums.gg)
     square = o.beta2 * memory.mean_square + (1 - o.beta2) * square * traits.inverse_root**2
     mean_square = torch.where(live, square, memory.mean_square)
-    shared = tangential & ((o.shared == 1) | ((o.shared > 0) & scale_invariant))
+    shared = (o.second_moment == 1) | ((o.second_moment > 0) & scale_invariant)
+    shared = shared & tangential
     debias2 = 1 / (1 - o.beta2**t)
     eps = torch.maximum(o.eps, traits.smallest_eps)
     first = First(
@@ -187,7 +186,7 @@ def before(
         beta1=torch.where(live, o.beta1, 1 + zero),
         beta2=torch.where(live, o.beta2, 1 + zero),
         debias1=1 / (1 - o.beta1**t),
-        debias2=torch.where(shared, SHARED_TRACE + zero, debias2),
+        debias2=torch.where(shared, zero, debias2),
         eps=torch.where(shared, eps + root(debias2 * mean_square), eps),
         low_dim=low_dim,
         scale_invariant=scale_invariant,

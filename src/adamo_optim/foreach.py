@@ -41,7 +41,12 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
     # u = m̂/(√v̂ + ε)
     del g_tangential
     updates = list(torch._foreach_mul(m, pick(first.debias1)))
-    denominators = torch._foreach_mul(v, pick(first.debias2))
+    debias2 = pick(first.debias2)
+    denominators = torch._foreach_mul(v, debias2)
+    if blocks.shared:  # and not 0·∞
+        denominators = [
+            torch.where(d > 0, x, 0) for d, x in zip(debias2, denominators, strict=True)
+        ]
     torch._foreach_sqrt_(denominators)
     torch._foreach_add_(denominators, pick(first.eps))
     torch._foreach_div_(updates, denominators)

@@ -58,6 +58,8 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
         v = v * c.beta2 + g_tangential * g_tangential * (1 - c.beta2)
         # u = m̂/(√v̂ + ε)
         v_hat = v * c.debias2
+        if blocks.shared:
+            v_hat = torch.where(c.debias2 > 0, v_hat, 0)  # and not 0·∞
         u = (m * c.debias1) / ((root(v_hat) if blocks.replace else v_hat.sqrt()) + c.eps)
 
         blocks.write(blocks.m, i, m)

@@ -21,7 +21,16 @@ from . import sharded as sharding
 from .backends import choose
 from .options import DEFAULTS, FORM, PAPER, RADIAL_SGD, SCHEMA, check_options, warn_of_collapse
 from .rules import Explanation, Row, rule_of
-from .state import BUFFERS, SCALARS, Bucket, Work, initialize, sampled_state, whole_previous
+from .state import (
+    BUFFERS,
+    SCALARS,
+    Bucket,
+    Work,
+    complete_mean_square,
+    initialize,
+    sampled_state,
+    whole_previous,
+)
 
 # Options that decide how state is laid out; the others are numbers that a step reads.
 STRUCTURE = (
@@ -97,7 +106,8 @@ class AdamO(Optimizer):
         second_moment: what Adam divides by: ``"entry"`` = every entry by the root of its own v̂;
             ``"block"`` = all entries of a block by the root of v̂'s mean over it, so that the block
             moves along its averaged gradient; ``"auto"`` = ``"block"`` where the scale-invariant
-            rule is active, ``"entry"`` elsewhere. Low-dimensional parameters keep ``"entry"``.
+            rule is active, ``"entry"`` elsewhere. Low-dimensional parameters keep ``"entry"``. v is
+            kept in any case: this saves no memory, and may be changed during training.
         low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
             numel < d_th; ``None`` = none.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
@@ -327,10 +337,7 @@ class AdamO(Optimizer):
             for name, value in source["state"].get(key, {}).items():
                 if isinstance(value, Tensor) and name in (*SCALARS, *BUFFERS):
                     self.state[p][name] = value.to(p.device)
-            # a checkpoint that had none may leave the start's 0, where it was loaded in place
-            state = self.state.get(p, {})
-            if not float(state.get("mean_square", 1)) and float(state.get("step", 0)):
-                del state["mean_square"]
+            complete_mean_square(self.state.get(p, {}))
 
     # ---- layout ---------------------------------------------------------------------------
 

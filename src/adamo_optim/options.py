@@ -235,7 +235,7 @@ class OptionTable:
         for i, group in enumerate(groups):
             try:
                 row = list(as_numbers(group))
-            except (TypeError, ValueError):
+            except (KeyError, TypeError, ValueError):
                 check_options(group)  # says which option is wrong
                 raise
             for j, value in enumerate(row):

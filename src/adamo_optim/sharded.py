@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from . import geometry
 from .backends import fused_backend
 
 if TYPE_CHECKING:
@@ -65,6 +66,21 @@ def add_up(works: list[Work], values: list[Tensor], rows: int) -> list[Tensor]:
         matrix[work.bucket.index_on_mesh.to(matrix.device)].to(x.device, x.dtype)
         for work, x in zip(works, values, strict=True)
     ]
+
+
+def whole_sum(x: Any) -> Tensor:
+    """The sum of a tensor's finite entries, over the ranks that hold parts of it; not in a step."""
+    part = geometry.as_real(geometry.local(x))
+    dtype = geometry.scalar_dtype(part.device)
+    total = part.sum(dtype=dtype)
+    if not total.isfinite():
+        total = torch.where(part.isfinite(), part, 0).sum(dtype=dtype)
+    mesh = geometry.mesh_of(x)
+    if mesh is None or mesh.size() == 1 or mesh.get_coordinate() is None:
+        return total
+    common = (total * geometry.counted_once(x)).to(mesh.device_type)  # as in add_up
+    torch.distributed.all_reduce(common, group=group_of(mesh))
+    return common.to(total.device)
 
 
 # ranks: (the world at that time, their group); the world may be left and entered again

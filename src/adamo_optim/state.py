@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _get_scalar_dtype
 
-from . import control, foreach, geometry, loop
+from . import control, foreach, geometry, loop, sharded
 from .backends import fused_backend
 from .blocks import Blocks
 from .control import UNSET, First, Memory, Options, Second, Sums, Traits
@@ -50,9 +50,17 @@ def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], seed: in
 
 def set_mean_square(state: dict[str, Any]) -> None:
     """The mean of v, for a v that comes from elsewhere: an older checkpoint, or AdamW."""
-    mean = state["mean_square"]
-    v = geometry.as_real(state["exp_avg_sq"].detach()).to(mean.dtype)
-    mean.copy_(geometry.whole_dot(v, torch.ones_like(v)) / max(v.numel(), 1))
+    v = state["exp_avg_sq"].detach()
+    state["mean_square"] = sharded.whole_sum(v) / max(geometry.real_numel(v), 1)
+
+
+def complete_mean_square(state: dict[str, Any]) -> None:
+    """A checkpoint older than ``mean_square``, loaded over a fresh state, has left its 0 there."""
+    found = [state.get(key) for key in ("mean_square", "step", "exp_avg_sq")]
+    if all(isinstance(x, Tensor) and not x.is_meta for x in found):
+        mean, step = (float(geometry.local(x).detach()) for x in found[:2])
+        if mean == 0 and step > 0:
+            set_mean_square(state)
 
 
 def _initialize_previous(
@@ -284,7 +292,8 @@ class Bucket:
         elif True not in present:
             return None
         self.mark_active(present, takes_part)
-        blocks = Blocks(self.dtype, replace=self.differentiable)
+        shared = any(group["second_moment"] != "entry" for group in self.groups)
+        blocks = Blocks(self.dtype, self.differentiable, shared)
         # the fused CUDA backend keeps tables of its own
         wants_blocks = self.backend != "fused" or self.device.type != "cuda"
         for slot, g in enumerate(grads):

@@ -50,7 +50,6 @@ ROWS = 29
 
 LARGEST = tl.constexpr(1.7976931348623157e308)
 SMALLEST = tl.constexpr(2.2250738585072014e-308)
-SHARED_TRACE = tl.constexpr(1e-30)
 
 
 @triton.jit
@@ -203,8 +202,9 @@ def reduce(
 
 @triton.jit
 def quotient(m, v, debias1, debias2, eps):
-    """u = m̂/(√v̂ + ε)."""
-    return tl.div_rn(m * debias1, tl.sqrt_rn(v * debias2) + eps)
+    """u = m̂/(√v̂ + ε), without v̂ where the block has one second moment."""
+    root = tl.where(debias2 > 0, tl.sqrt_rn(v * debias2), 0.0)
+    return tl.div_rn(m * debias1, root + eps)
 
 
 @triton.jit
@@ -438,7 +438,7 @@ def law_before(
     guard = tl.load(o + 16 * blocks) > 0
     sign = tl.load(o + 17 * blocks)
     radial_adam = tl.load(o + 19 * blocks) > 0
-    shared = tl.load(o + 20 * blocks)  # 1: every block, 0.5: scale-invariant ones only
+    second_moment = tl.load(o + 20 * blocks)  # of the block: 1, 0.5: of scale-invariant ones only
     declared_low_dim = tl.load(trait) > 0
     declared_invariant = tl.load(trait + blocks) > 0
     inverse_root = tl.load(trait + 2 * blocks)
@@ -517,13 +517,13 @@ def law_before(
     across = tl.where(across < 0, 0.0, across)
     noise = guard & projects & (across <= rounding * gg)
 
-    # the mean of v, and where it stands for v: u = m̂/(√mean + ε), with √mean in the place of ε
+    # the mean of v, and where it stands for v: u = m̂/(0·√v + (√mean + ε))
     square = tl.where(projects, tl.where(noise, 0.0, across), gg)
     mean = tl.load(mean_square + i)
     new_mean = beta2 * mean + (1 - beta2) * square * inverse_root * inverse_root
     new_mean = tl.where(live, new_mean, mean)
     tl.store(mean_square + i, new_mean)
-    shared = tangential & ((shared == 1.0) | ((shared > 0) & invariant))
+    shared = tangential & ((second_moment == 1.0) | ((second_moment > 0) & invariant))
     debias2 = 1 / (1 - power(beta2, t))
     eps = tl.where(eps > smallest_eps, eps, smallest_eps)
 
@@ -536,7 +536,7 @@ def law_before(
     tl.store(c + BETA1 * blocks, tl.where(live, beta1, 1.0))
     tl.store(c + BETA2 * blocks, tl.where(live, beta2, 1.0))
     tl.store(c + DEBIAS1 * blocks, 1 / (1 - power(beta1, t)))
-    tl.store(c + DEBIAS2 * blocks, tl.where(shared, SHARED_TRACE, debias2))
+    tl.store(c + DEBIAS2 * blocks, tl.where(shared, 0.0, debias2))
     tl.store(c + EPS * blocks, tl.where(shared, eps + tl.sqrt(debias2 * new_mean), eps))
     tl.store(c + LOW_DIM * blocks, low_dim.to(tl.float64))
     tl.store(c + SCALE_INVARIANT * blocks, invariant.to(tl.float64))

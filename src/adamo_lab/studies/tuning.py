@@ -32,6 +32,7 @@ ANGULAR = {**COMMON, "weight_decay": 1e-3, "radial_lr_ratio": 100.0, "tangential
 DEFAULT = {**ADAMO, "radial_lr_ratio": 0.5, "weight_decay": 0.75}
 EQUILIBRIUM = {**DEFAULT, "angular_rms": "equilibrium"}
 SHARED = {"second_moment": "auto"}
+GAINS = {"low_dim": None}  # BatchNorm's gains decay, too
 
 # CIFAR-100: (epochs, optimizer, hyper-parameters)
 VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
@@ -68,10 +69,7 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
     (FULL, "adamw_tuned", {**ADAMW, "weight_decay": 0.25}),
     (FULL, "adamw_tuned", {**ADAMW, "weight_decay": 0.25, "swa_lr": 3e-4}),
     (FULL, "adamo", {**DEFAULT, "angular_rms": 0.015, **SHARED, "swa_lr": 3e-4}),
-    (
-        *(FULL, "adamo"),  # and decay of BatchNorm's gains
-        {**DEFAULT, "angular_rms": 0.015, **SHARED, "swa_lr": 3e-4, "low_dim": None},
-    ),
+    (FULL, "adamo", {**DEFAULT, "angular_rms": 0.015, **SHARED, **GAINS, "swa_lr": 3e-4}),
 )
 
 # Modular addition: (lr, weight decay) and (radial_lr_ratio, weight decay)

@@ -18,14 +18,13 @@ static const double SCALE_LOW = 0.1, SCALE_HIGH = 10.0;   /* SCALE_BOUNDS */
 static const double FACTOR_LOW = 0.5, FACTOR_HIGH = 2.0;  /* FACTOR_BOUNDS */
 static const double NORM_FLOOR = 0.1;
 static const double UPDATE_BOUND = 100.0;
-static const double SHARED_TRACE = 1e-30;
 
 /* These three have the fields of control.py's Options, Traits and Memory, in their order. */
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay, radial_lr_ratio, radial_lr, radial_beta;
     double curvature_auto, curvature_target, curvature_beta, decay_tangential, angular;
     double low_dim_scale, delta, wd_ratio, guard, sign, angular_rms, radial_adam;
-    double shared;
+    double second_moment;
 } Options;
 
 typedef struct {
@@ -123,13 +122,14 @@ static void before(
     const double left = gg - gw * gw / ww, across = left < 0 ? 0 : left; /* ‖g^θ‖² */
     const bool noise = guard && projects && across <= traits->rounding * gg;
 
-    /* the mean of v, and where it stands for v: u = m̂/(√mean + ε), with √mean in the place of ε */
+    /* the mean of v, and where it stands for v: u = m̂/(0·√v + (√mean + ε)) */
     const double square = projects ? (noise ? 0 : across) : gg;
     const double share = traits->inverse_root * traits->inverse_root;
     if (live)
         memory->mean_square = o->beta2 * memory->mean_square + (1 - o->beta2) * square * share;
     const bool scale_invariant = (traits->scale_invariant > 0 || by_test) && !low_dim;
-    const bool shared = tangential && (o->shared == 1 || (o->shared > 0 && scale_invariant));
+    const bool shared =
+        tangential && (o->second_moment == 1 || (o->second_moment > 0 && scale_invariant));
     const double debias2 = 1 / (1 - pow(o->beta2, t));
     const double eps = o->eps > traits->smallest_eps ? o->eps : traits->smallest_eps;
 
@@ -142,7 +142,7 @@ static void before(
     row->beta1 = live ? o->beta1 : 1;
     row->beta2 = live ? o->beta2 : 1;
     row->debias1 = 1 / (1 - pow(o->beta1, t));
-    row->debias2 = shared ? SHARED_TRACE : debias2;
+    row->debias2 = shared ? 0 : debias2;
     row->eps = shared ? eps + sqrt(debias2 * memory->mean_square) : eps;
     row->low_dim = low_dim;
     row->scale_invariant = scale_invariant;

@@ -182,8 +182,9 @@ TARGET static void NAME(update_moments)(
         /* m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ² */
         m[i] = (m[i] - w[i] * c.q) * c.beta1 + g_tangential * c.rest1;
         v[i] = v[i] * c.beta2 + g_tangential * g_tangential * c.rest2;
-        /* u = m̂/(√v̂ + ε) */
-        u[i] = m[i] * c.debias1 / (ROOT(v[i] * c.debias2) + c.eps);
+        /* u = m̂/(√v̂ + ε), without v̂ where the block has one second moment */
+        const REAL root = c.debias2 > 0 ? ROOT(v[i] * c.debias2) : 0;
+        u[i] = m[i] * c.debias1 / (root + c.eps);
         previous[i] = g[i];
     }
 }
@@ -256,7 +257,8 @@ TARGET static void NAME(apply)(const Block *block, const Row *row, int64_t chunk
         const REAL *restrict m = (const REAL *)block->m.data + tile.start;
         const REAL *restrict v = (const REAL *)block->v.data + tile.start;
         for (int64_t i = 0; i < tile.n; i++) {
-            const REAL u = m[i] * debias1 / (ROOT(v[i] * debias2) + eps);
+            const REAL root = debias2 > 0 ? ROOT(v[i] * debias2) : 0;
+            const REAL u = m[i] * debias1 / (root + eps);
             w[i] += w[i] * a1 - (overflow ? 0 : u * b);
         }
         if (w == buffer)
