@@ -156,7 +156,7 @@ def text(request: Request) -> list[RunConfig]:
 
 def final_text(request: Request) -> list[RunConfig]:
     """The best trial of each, and not on the seed of the trials."""
-    return on_text(fresh(request), [adamw_on_text(2e-3, 0.1), adamo_on_text(2e-3, 2.0)])
+    return on_text(fresh(request), [adamw_on_text(8e-3, 0.1), adamo_on_text(8e-3, 4.0)])
 
 
 TUNING_VISION = Study(
@@ -231,6 +231,6 @@ FINAL_TEXT = Study(
             "valid_loss", "adamo", "<", "adamw", source="ours, not the paper's",
         ),
     ),
-    seeds=10,
+    seeds=8,
     example="adamo-lab study final-language --data-dir ~/data",
 )  # fmt: skip
