@@ -211,10 +211,36 @@ def test_angular_norm_moves_through_the_radial_part_alone(foreach: bool, radial:
         optimizer.step()
     assert float(p.detach().norm()) == pytest.approx(start, rel=1e-12)
 
-    optimizer.param_groups[0].update(weight_decay=0.01, radial_lr=1.0, rule="scale_invariant")
+    optimizer.param_groups[0].update(weight_decay=0.1, decay_lr="tangential")
     give_gradients([p], 99)
     optimizer.step()
     assert float(p.detach().norm()) == pytest.approx(0.99 * start, rel=1e-12)
+
+
+@RADIAL
+@pytest.mark.parametrize(("tangential", "kept"), [("auto", True), ("additive", False)])
+def test_a_turning_weight_that_is_scale_invariant_keeps_its_norm(
+    tangential: str, kept: bool, radial: str
+) -> None:
+    """Whatever the decay: it would change nothing but the size of the gradient."""
+    (p,) = blocks((9, 4))
+    options = {"weight_decay": 1.0, "radial_lr": 1e-3, "tangential": tangential}
+    groups = [{"params": [p], "rule": "scale_invariant"}]
+    start = float(p.detach().norm())
+    trained(AdamO(groups, lr=1e-3, radial=radial, **options), [p], 50)
+    assert (float(p.detach().norm()) == pytest.approx(start, rel=1e-12)) is kept
+
+
+def test_a_weight_that_passes_the_online_test_does_not_turn() -> None:
+    """Chance lets ordinary weights pass now and then, and their step must not change its size."""
+    ends = []
+    for tangential in ("auto", "additive"):
+        (p,) = blocks((9, 4))
+        optimizer = AdamO([p], delta=1e6, tangential=tangential, second_moment="auto")
+        trained(optimizer, [p], 5)
+        assert optimizer.diagnostics(synchronize=True)["group0.param0"]["scale_invariant"]
+        ends.append(p)
+    assert torch.equal(*ends)
 
 
 @pytest.mark.parametrize(("tangential", "same"), [("angular", True), ("additive", False)])

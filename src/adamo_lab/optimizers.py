@@ -135,7 +135,7 @@ GROKKING: dict[str, Hyper] = {
 
 SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
     "adam": {"lr": 1e-3},
-    "adamw": {"lr": 1e-3, "weight_decay": 0.01},
+    "adamw": {"lr": 1e-3, "weight_decay": 0.1},
     "adamp": {"lr": 1e-3, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
     "adamo": {**OURS, "lr": 1e-3, "weight_decay": 0.15},
@@ -151,14 +151,12 @@ SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
 
 TOY2D: dict[str, Hyper] = {
     **{name: {**hyper, "lr": 1e-2} for name, hyper in SMALL.items()},
-    "adamw": {"lr": 1e-2, "weight_decay": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
     "adamo_paper": {**PAPER, "lr": 1e-2},
 }
 
 LANGUAGE: dict[str, Hyper] = {
     **{name: {**hyper, "lr": 2e-3} for name, hyper in SMALL.items()},
-    "adamw": {"lr": 2e-3, "weight_decay": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
     "adamo_paper": {**PAPER, "lr": 2e-3},
 }
@@ -169,7 +167,7 @@ SETTINGS: dict[str, dict[str, Hyper]] = {
     "grokking": GROKKING,
     "language": LANGUAGE,
     "toy2d": TOY2D,
-    "yours": {**SMALL, "adamw": {"lr": 1e-3, "weight_decay": 0.1}},
+    "yours": SMALL,
 }
 
 # Arguments of the lab's own, beside those of the optimizer's class: of the loop, and of AdamW here.

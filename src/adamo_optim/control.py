@@ -49,7 +49,7 @@ class Options(NamedTuple):
     curvature_target: Tensor  # NaN: "auto" or off
     curvature_beta: Tensor
     decay_tangential: Tensor
-    angular: Tensor  # 1: every block, 0.5: scale-invariant ones only
+    angular: Tensor  # 1: every block, 0.5: those declared scale-invariant
     low_dim_scale: Tensor
     delta: Tensor  # NaN: no online test
     wd_ratio: Tensor
@@ -172,7 +172,7 @@ def before(
     square = torch.where(projects, torch.where(noise, zero, across), sums.gg)
     square = o.beta2 * memory.mean_square + (1 - o.beta2) * square * traits.inverse_root**2
     mean_square = torch.where(live, square, memory.mean_square)
-    shared = (o.second_moment == 1) | ((o.second_moment > 0) & scale_invariant)
+    shared = (o.second_moment == 1) | ((o.second_moment > 0) & (traits.scale_invariant > 0))
     shared = shared & tangential
     debias2 = 1 / (1 - o.beta2**t)
     eps = torch.maximum(o.eps, traits.smallest_eps)
@@ -240,9 +240,10 @@ def after(
 
     decay = o.weight_decay * torch.where(o.decay_tangential > 0, o.lr, first.eta_radial)
     decay = torch.where(first.scale_invariant, o.wd_ratio * decay, decay)
-    angular = (o.angular == 1) | ((o.angular > 0) & first.scale_invariant)
-    # in equilibrium λ sets the angle, and a norm that means nothing is left alone
-    decay = torch.where(angular & first.scale_invariant & (o.angular_rms == 0), zero, decay)
+    declared = traits.scale_invariant > 0  # AdamP's test passes now and then by chance
+    angular = (o.angular == 1) | ((o.angular > 0) & declared)
+    # a norm that sets neither the output nor the angle is left alone
+    decay = torch.where(angular & declared, zero, decay)
     guarded_decay = guard & radial & (norm < NORM_FLOOR * initial_norm)
     decay = torch.where(guarded_decay, zero, decay)
 

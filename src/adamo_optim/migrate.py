@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from . import geometry
-from .options import DEFAULTS
+from .options import DEFAULTS, users_level
 from .rules import rule_of
 from .state import set_mean_square
 
@@ -29,7 +30,8 @@ def from_adamw(cls: type[AdamO], optimizer: Optimizer, options: dict[str, Any]) 
     ⟨m, w⟩/‖w‖. AdamW's own optimizer is left untouched.
 
     Args:
-        optimizer: a ``torch.optim.AdamW`` or ``torch.optim.Adam`` without amsgrad.
+        optimizer: a ``torch.optim.AdamW`` or ``torch.optim.Adam`` without amsgrad. Adam's coupled
+            weight decay is taken over as a decoupled one, with a warning.
         options: AdamO's options; they win over what is taken over.
 
     Example:
@@ -60,6 +62,13 @@ def _group(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         group["params"] = list(zip(old["param_names"], old["params"], strict=True))
         del group["param_names"]
     if "weight_decay" in group:
+        if group["weight_decay"] and not old.get("decoupled_weight_decay"):
+            warnings.warn(
+                "weight_decay of torch.optim.Adam is an L2 term in the gradient. AdamO's is "
+                "decoupled, as AdamW's is, and takes it over as if it were that.",
+                UserWarning,
+                stacklevel=users_level(),
+            )
         group["weight_decay"] = translated_decay(old, {**DEFAULTS, **group, **options})
     return group
 

@@ -69,8 +69,9 @@ class AdamO(Optimizer):
             Every option may differ per group and may be changed during training. A group may
             also carry ``rule``: ``"auto"`` (by shape), ``"general"``, ``"scale_invariant"`` or
             ``"low_dim"``.
-        lr: tangential learning rate η_θ; a number or a tensor with one element.
-        betas: (β₁, β₂) of the tangential Adam.
+        lr: learning rate η_θ of the tangential step, and the unit of the radial one's; a number or
+            a tensor with one element.
+        betas: (β₁, β₂) of Adam's moments.
         eps: ε, in the denominators of Adam and of the curvature scale.
         weight_decay: λ of the radial decay; the decay per step is λ·η_ρ,t. One and a half times
             AdamW's value with the other defaults; around 1e-3 with :meth:`radial_sgd`.
@@ -89,15 +90,16 @@ class AdamO(Optimizer):
             AdamO-Isotropic).
         tangential: ``"additive"`` (the paper); ``"angular"``: a rotation whose angle does not
             depend on ‖w‖, so that the norm moves through the radial part alone; ``"auto"`` =
-            angular where the scale-invariant rule is active, additive elsewhere.
+            angular for weights declared scale-invariant (``rule``, :func:`param_groups`), additive
+            for the others. Where a weight is both, it does not decay: its norm would set neither
+            the output nor the angle.
         angular_rms: what ``lr`` means as an angle: a step turns w as far as an additive one would
             turn a weight whose entries have this root mean square, so that all blocks turn alike.
             ``None``: as it would turn the block's own weight of its first step.
             ``"equilibrium"``: as it would turn AdamW's weight that has come to rest between growth
-            and decay, with entries of lr/√(2ηλ): an angle that falls with the root of ``lr``. λ
-            then sets the angle of scale-invariant blocks, whose norm is left alone. With an
-            absolute ``radial_lr`` the angle does not depend on ``lr``; without decay it is as with
-            ``None``.
+            and decay, with entries of lr/√(2ηλ): an angle that falls with the root of ``lr`` and
+            that λ sets. With an absolute ``radial_lr`` the angle does not depend on ``lr``; without
+            decay it is as with ``None``.
         radial: ``"adam"`` = moments of the whole gradient, as in Adam, and η_ρ,t times the radial
             part of m̂/(√v̂ + ε); with ``radial_lr_ratio=1`` and without curvature it is AdamW's own
             step. ``"sgd"`` = the paper: momentum SGD on ‖w‖, and moments of the tangential
@@ -105,19 +107,20 @@ class AdamO(Optimizer):
             which :meth:`radial_sgd` sets.
         second_moment: what Adam divides by: ``"entry"`` = every entry by the root of its own v̂;
             ``"block"`` = all entries of a block by the root of v̂'s mean over it, so that the block
-            moves along its averaged gradient; ``"auto"`` = ``"block"`` where the scale-invariant
-            rule is active, ``"entry"`` elsewhere. Low-dimensional parameters keep ``"entry"``. v is
-            kept in any case: this saves no memory, and may be changed during training.
+            moves along its averaged gradient; ``"auto"`` = ``"block"`` for weights declared
+            scale-invariant, ``"entry"`` for the others. Low-dimensional parameters keep
+            ``"entry"``. v is kept in any case: this saves no memory, and may be changed during
+            training.
         low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
             numel < d_th; ``None`` = none.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
         delta: AdamP's online test: a block with \|cos(g, w)\| < delta/√numel takes no radial step.
-        wd_ratio: multiplies λ wherever the scale-invariant rule is active.
+        wd_ratio: multiplies λ wherever the scale-invariant rule is active, declared or by the test.
         guard: bounds η_ρ,t/η_ρ to [0.1, 10], a step's radial factor to [0.5, 2] and the root mean
             square of m̂/(√v̂ + ε) to 100, skips decay while ‖w‖ < 0.1·‖w₀‖, takes tangential
-            gradients at rounding level as 0, and leaves a block untouched when its gradient is not
-            finite. ``False`` is Algorithm 1 to the
-            letter; non-finite gradients then reach the weights, as in ``torch.optim.AdamW``.
+            gradients at rounding level as 0 (``radial="sgd"``), and leaves a block untouched when
+            its gradient is not finite. ``False`` is Algorithm 1 to the letter; non-finite gradients
+            then reach the weights, as in ``torch.optim.AdamW``.
         maximize, foreach, fused, capturable, differentiable: as in ``torch.optim.AdamW``.
         rounding: how a new bfloat16 weight is rounded: to ``"nearest"``, which loses steps smaller
             than about 0.2 % of an entry (a small decay above all), or ``"stochastic"``, which is

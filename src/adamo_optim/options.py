@@ -202,11 +202,11 @@ def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
         "AdamW, divide weight_decay by radial_lr_ratio (AdamO.from_adamw does), or take "
         "radial='adam'.",
         UserWarning,
-        stacklevel=_users_level(),
+        stacklevel=users_level(),
     )
 
 
-def _users_level() -> int:
+def users_level() -> int:
     """The ``stacklevel`` of the first line outside this package, for the caller's warning."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and Path(frame.f_code.co_filename).parent == PACKAGE:

@@ -156,11 +156,10 @@ def reference_step(
 
     # ScaleInv(w): declared, or AdamP's cosine test on the whole tensor
     gw = float(inner(g, w))
+    scale_invariant = declared = rule == "scale_invariant"
     if options["delta"] is not None and gg > 0:
         cosine = abs(gw) / math.sqrt(gg * ww)
-        if cosine < options["delta"] / math.sqrt(g.numel()):
-            rule = "scale_invariant"
-    scale_invariant = rule == "scale_invariant"
+        scale_invariant = declared or cosine < options["delta"] / math.sqrt(g.numel())
 
     # projected states
     g_radial, g_tangential = sign * radial(g, w), sign * tangential(g, w)
@@ -175,9 +174,7 @@ def reference_step(
     v = beta2 * v + (1 - beta2) * g_seen * g_seen
     state.update(m_tangential=m, v_tangential=v, m_radial=m_radial)
     v_hat = v / (1 - beta2**t)
-    if options["second_moment"] == "block" or (
-        options["second_moment"] == "auto" and scale_invariant
-    ):
+    if options["second_moment"] == "block" or (options["second_moment"] == "auto" and declared):
         v_hat = v_hat.double().mean().to(v.dtype)
     u = (m / (1 - beta1**t)) / (v_hat.sqrt() + max(eps, floor))
     u = _bounded(u) if guard else u
@@ -189,9 +186,9 @@ def reference_step(
     if scale_invariant:
         decay *= options["wd_ratio"]
     turns = options["tangential"]
-    angular = turns == "angular" or (turns == "auto" and scale_invariant)
-    if angular and scale_invariant and options["angular_rms"] == "equilibrium":
-        decay = 0.0  # λ sets the angle, and a norm that means nothing is left alone
+    angular = turns == "angular" or (turns == "auto" and declared)
+    if angular and declared:
+        decay = 0.0  # a norm that sets neither the output nor the angle is left alone
     norm = math.sqrt(ww)
     if guard and norm < 0.1 * state["initial_norm"]:
         decay = 0.0

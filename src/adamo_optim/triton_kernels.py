@@ -438,7 +438,7 @@ def law_before(
     guard = tl.load(o + 16 * blocks) > 0
     sign = tl.load(o + 17 * blocks)
     radial_adam = tl.load(o + 19 * blocks) > 0
-    second_moment = tl.load(o + 20 * blocks)  # of the block: 1, 0.5: of scale-invariant ones only
+    second_moment = tl.load(o + 20 * blocks)  # of the block: 1, 0.5: of declared_invariant only
     declared_low_dim = tl.load(trait) > 0
     declared_invariant = tl.load(trait + blocks) > 0
     inverse_root = tl.load(trait + 2 * blocks)
@@ -523,7 +523,7 @@ def law_before(
     new_mean = beta2 * mean + (1 - beta2) * square * inverse_root * inverse_root
     new_mean = tl.where(live, new_mean, mean)
     tl.store(mean_square + i, new_mean)
-    shared = tangential & ((second_moment == 1.0) | ((second_moment > 0) & invariant))
+    shared = tangential & ((second_moment == 1.0) | ((second_moment > 0) & declared_invariant))
     debias2 = 1 / (1 - power(beta2, t))
     eps = tl.where(eps > smallest_eps, eps, smallest_eps)
 
@@ -558,7 +558,7 @@ def law_after(
     radial_lr = tl.load(o + 6 * blocks)
     radial_beta = tl.load(o + 7 * blocks)
     decay_tangential = tl.load(o + 11 * blocks) > 0
-    angular = tl.load(o + 12 * blocks)  # 1: every block, 0.5: scale-invariant ones only
+    angular = tl.load(o + 12 * blocks)  # 1: every block, 0.5: those declared scale-invariant
     low_dim_scale = tl.load(o + 13 * blocks)
     wd_ratio = tl.load(o + 15 * blocks)
     guard = tl.load(o + 16 * blocks) > 0
@@ -581,9 +581,10 @@ def law_after(
 
     decay = weight_decay * tl.where(decay_tangential, lr, eta_radial)
     decay = tl.where(invariant, wd_ratio * decay, decay)
-    angular = (angular == 1.0) | ((angular > 0) & invariant)
-    # in equilibrium λ sets the angle, and a norm that means nothing is left alone
-    decay = tl.where(angular & invariant & (angular_rms == 0.0), 0.0, decay)
+    declared = tl.load(traits + i + blocks) > 0
+    angular = (angular == 1.0) | ((angular > 0) & declared)
+    # a norm that sets neither the output nor the angle is left alone
+    decay = tl.where(angular & declared, 0.0, decay)
     guarded_decay = guard & radial & (norm < 0.1 * norm0)
     decay = tl.where(guarded_decay, 0.0, decay)
 

@@ -138,8 +138,9 @@ def final_sums(request: Request) -> list[RunConfig]:
 
 
 def fresh(request: Request) -> Request:
-    """The request's seeds, counted from the first that no trial has seen."""
-    return replace(request, seeds=tuple(seed + FRESH for seed in request.seeds))
+    """Seeds that no trial has seen: as they are if they begin there, else moved there."""
+    shift = 0 if min(request.seeds, default=FRESH) >= FRESH else FRESH
+    return replace(request, seeds=tuple(seed + shift for seed in request.seeds))
 
 
 def on_text(request: Request, trials: Sequence[tuple[str, dict[str, Any]]]) -> list[RunConfig]:

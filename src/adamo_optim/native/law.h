@@ -129,7 +129,8 @@ static void before(
         memory->mean_square = o->beta2 * memory->mean_square + (1 - o->beta2) * square * share;
     const bool scale_invariant = (traits->scale_invariant > 0 || by_test) && !low_dim;
     const bool shared =
-        tangential && (o->second_moment == 1 || (o->second_moment > 0 && scale_invariant));
+        tangential
+        && (o->second_moment == 1 || (o->second_moment > 0 && traits->scale_invariant > 0));
     const double debias2 = 1 / (1 - pow(o->beta2, t));
     const double eps = o->eps > traits->smallest_eps ? o->eps : traits->smallest_eps;
 
@@ -174,9 +175,10 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     double decay = o->weight_decay * (o->decay_tangential > 0 ? o->lr : row->eta_radial);
     if (row->scale_invariant)
         decay *= o->wd_ratio;
-    const bool angular = o->angular == 1 || (o->angular > 0 && row->scale_invariant);
-    /* in equilibrium λ sets the angle, and a norm that means nothing is left alone */
-    if (angular && row->scale_invariant && o->angular_rms == 0)
+    const bool declared = traits->scale_invariant > 0; /* AdamP's test may pass by chance */
+    const bool angular = o->angular == 1 || (o->angular > 0 && declared);
+    /* a norm that sets neither the output nor the angle is left alone */
+    if (angular && declared)
         decay = 0;
     row->guarded_decay = guard && radial && norm < NORM_FLOOR * initial_norm;
     if (row->guarded_decay)
