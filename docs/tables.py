@@ -256,11 +256,14 @@ def counts() -> str:
     """How many of the paper's claims hold, and how many of ours."""
     texts = []
     for whose, ours in (("the paper's", False), ("our own", True)):
-        found = Counter(j.outcome for _, j in judged() if is_ours(j) == ours)
+        chosen = [j for _, j in judged() if is_ours(j) == ours]
+        found = Counter(j.outcome for j in chosen)
+        weak = sum("no significant difference" in j.short.lower() for j in chosen)
         holds = "holds" if found[HOLDS] == 1 else "hold"
         does = "does" if found[FAILS] == 1 else "do"
         are = "is" if found[OPEN] == 1 else "are"
-        said = f"{found[HOLDS]} {holds}, {found[FAILS]} {does} not, and {found[OPEN]} {are} open"
+        fails = f"{found[FAILS]} {does} not ({weak} of them for want of a significant difference)"
+        said = f"{found[HOLDS]} {holds}, {fails}, and {found[OPEN]} {are} open"
         texts.append(f"Of {whose} {found.total()} claims, {said}.")
     return " ".join(texts) + "\n"
 
