@@ -57,6 +57,11 @@ def test_the_constructor_warns_of_collapsing_decay(options: dict[str, Any], warn
         assert caught[0].filename == __file__  # points at the user's line
 
 
+def test_no_warning_where_nothing_decays() -> None:
+    groups = [{"params": [weight(4, 3)], "rule": "scale_invariant"}]
+    AdamO.radial_sgd(groups, weight_decay=1.0, tangential="auto")  # a warning would be an error
+
+
 def test_the_warning_names_the_user_s_line_through_from_adamw() -> None:
     adamw = torch.optim.AdamW([weight(4, 3)], weight_decay=0.1)
     with pytest.warns(UserWarning, match="of every weight") as caught:

@@ -20,7 +20,7 @@ from . import diagnostics, geometry, migrate
 from . import sharded as sharding
 from .backends import choose
 from .options import DEFAULTS, FORM, PAPER, RADIAL_SGD, SCHEMA, check_options, warn_of_collapse
-from .rules import Explanation, Row, rule_of
+from .rules import Explanation, Row, decays, rule_of
 from .state import (
     BUFFERS,
     SCALARS,
@@ -174,8 +174,7 @@ class AdamO(Optimizer):
         check_options(defaults)
         self._forget_layout()
         super().__init__(params, defaults)
-        decaying = (g for p, _, g, _ in self._parameters() if rule_of(p, g)[0] != "low_dim")
-        warn_of_collapse(list(decaying))
+        warn_of_collapse([group for p, _, group, _ in self._parameters() if decays(p, group)])
 
     @classmethod
     def paper(cls, params: ParamsT, **options: Any) -> AdamO:

@@ -3,7 +3,7 @@
 Algorithm 1 of the paper knows three kinds of blocks:
 
     low_dim          plain Adam, scaled by α (biases, norm weights, whatever starts at zero)
-    scale_invariant  the tangential step and decay, no radial step
+    scale_invariant  the tangential step and decay, no radial step; if it turns, no decay either
     general          a radial step, a tangential Adam step, decay
 """
 
@@ -27,6 +27,13 @@ def rule_of(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
     if isinstance(threshold, int) and p.numel() < threshold:
         return "low_dim", f"numel < {threshold}"
     return "general", reason or "by shape; scale invariance was not examined"
+
+
+def decays(p: Tensor, group: dict[str, Any]) -> bool:
+    """Whether weight decay changes the norm of a parameter."""
+    rule, _ = rule_of(p, group)
+    turns = rule == "scale_invariant" and group["tangential"] != "additive"
+    return rule != "low_dim" and not turns
 
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
