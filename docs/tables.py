@@ -188,6 +188,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tuning-grokking": lambda: study("tuning-grokking", GROKKING),
     "final-grokking": lambda: study("final-grokking", GROKKING),
     "tuning-language": lambda: study("tuning-language", {"valid_loss": ("validation loss", 1, 3)}),
+    "final-language": lambda: study("final-language", {"valid_loss": ("validation loss", 1, 4)}),
     "translation": translation,
     "cuda": lambda: bench("bench-cuda"),
     "cpu": lambda: bench("bench-cpu"),
