@@ -236,7 +236,7 @@ FINAL_TEXT = Study(
             "valid_loss", "adamo", "<", "adamw", source="ours, not the paper's",
         ),
         Claim(
-            "It has a lower loss than AdamW's second-best trial, too, at a lower learning rate.",
+            "On Tiny Shakespeare, AdamO's best trial has a lower loss than AdamW's second best.",
             "valid_loss", "adamo", "<", "adamw_tuned", source="ours, not the paper's",
         ),
     ),
