@@ -31,8 +31,8 @@ COVER = Cover(
         "digits": (
             "Handwritten digits: a network with BatchNorm",
             "BatchNorm makes the length of most weights meaningless; AdamO has found out which, "
-            "takes no radial step on them and turns them all by about the same angle. Layer by "
-            "layer, the figures show the norm, the radial step size and the angle of a step.",
+            "leaves it as it is and turns them all by about the same angle. Layer by layer, the "
+            "figures show the norm, the radial step size and the angle of a step.",
         ),
         "toy2d": (
             "Two spirals: decision boundaries",
