@@ -3,8 +3,10 @@
 Algorithm 1 of the paper knows three kinds of blocks:
 
     low_dim          plain Adam, scaled by α (biases, norm weights, whatever starts at zero)
-    scale_invariant  the tangential step and decay, no radial step; if it turns, no decay either
+    scale_invariant  the tangential step and decay, no radial step
     general          a radial step, a tangential Adam step, decay
+
+Ours, and not the paper's: a scale-invariant weight whose step is a rotation does not decay.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ SWA = Metric("swa_test_accuracy", "SWA", percent=True)
 FINAL = Metric("test_accuracy", "final", percent=True)
 BEST = Metric("best_test_accuracy", "best", percent=True)
 NORM = Metric("weight_norm", "‖w‖", higher_is_better=False)
+LOSS = Metric("valid_loss", "validation loss", higher_is_better=False, digits=4)
 GROKKED = Metric("grokking_epoch", "grokking epoch", higher_is_better=False, digits=0)
 
 
@@ -206,7 +207,7 @@ LANGUAGE = Study(
     kind="table",
     runs=language,
     metrics=(
-        Metric("valid_loss", "validation loss", higher_is_better=False, digits=4),
+        LOSS,
         Metric("valid_perplexity", "perplexity", higher_is_better=False),
     ),
     optimizers=LANGUAGE_ROWS,

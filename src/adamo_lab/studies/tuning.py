@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import product, starmap
 from typing import Any
 
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run_with
-from .tables import FINAL, GROKKED
+from .tables import FINAL, GROKKED, LOSS
 
 HELD_OUT = 5000
 SHORT, LONG, FULL = 100, 150, 300  # epochs on CIFAR-100
@@ -84,7 +84,7 @@ SUMS_ADAMO = (
 )
 
 
-def adamw_on_text(lr: float, decay: float) -> tuple[str, dict[str, Any]]:
+def adamw(lr: float, decay: float) -> tuple[str, dict[str, Any]]:
     return "adamw", {"lr": lr, "weight_decay": decay}
 
 
@@ -94,8 +94,8 @@ def adamo_on_text(lr: float, ratio: float) -> tuple[str, dict[str, Any]]:
 
 TEXT_LRS = (1e-3, 2e-3, 4e-3, 8e-3)
 TEXT = (
-    *(adamw_on_text(*numbers) for numbers in product(TEXT_LRS, (0.01, 0.1, 0.5))),
-    *(adamo_on_text(*numbers) for numbers in product(TEXT_LRS, (1.0, 2.0, 4.0))),
+    *starmap(adamw, product(TEXT_LRS, (0.01, 0.1, 0.5))),
+    *starmap(adamo_on_text, product(TEXT_LRS, (1.0, 2.0, 4.0))),
 )
 
 
@@ -111,10 +111,6 @@ def vision(request: Request) -> list[RunConfig]:
     ]
 
 
-def adamw_on_sums(lr: float, decay: float) -> tuple[str, dict[str, Any]]:
-    return "adamw", {"lr": lr, "weight_decay": decay}
-
-
 def adamo_on_sums(ratio: float, decay: float) -> tuple[str, dict[str, Any]]:
     return "adamo", {**ADDITIVE, "lr": 1e-3, "radial_lr_ratio": ratio, "weight_decay": decay}
 
@@ -128,13 +124,13 @@ def on_sums(request: Request, trials: list[tuple[str, dict[str, Any]]]) -> list[
 
 
 def sums(request: Request) -> list[RunConfig]:
-    adamw = [adamw_on_sums(*numbers) for numbers in SUMS_ADAMW]
-    return on_sums(request, adamw + [adamo_on_sums(*numbers) for numbers in SUMS_ADAMO])
+    theirs, ours = starmap(adamw, SUMS_ADAMW), starmap(adamo_on_sums, SUMS_ADAMO)
+    return on_sums(request, [*theirs, *ours])
 
 
 def final_sums(request: Request) -> list[RunConfig]:
     """The best trial of each at the paper's learning rate, and not on the seed of the trials."""
-    return on_sums(fresh(request), [adamw_on_sums(1e-3, 1.5), adamo_on_sums(0.3, 1.5)])
+    return on_sums(fresh(request), [adamw(1e-3, 1.5), adamo_on_sums(0.3, 1.5)])
 
 
 def fresh(request: Request) -> Request:
@@ -160,8 +156,8 @@ def final_text(request: Request) -> list[RunConfig]:
 
     And the second best of AdamW, whose loss was larger by 0.0002, under the name of adamw_tuned.
     """
-    best = [adamw_on_text(8e-3, 0.1), adamo_on_text(8e-3, 4.0)]
-    return on_text(fresh(request), [*best, ("adamw_tuned", adamw_on_text(2e-3, 0.1)[1])])
+    best = [adamw(8e-3, 0.1), adamo_on_text(8e-3, 4.0)]
+    return on_text(fresh(request), [*best, ("adamw_tuned", adamw(2e-3, 0.1)[1])])
 
 
 TUNING_VISION = Study(
@@ -216,7 +212,7 @@ TUNING_TEXT = Study(
     about="Twelve trials each for AdamW and AdamO, judged by the validation text.",
     kind="trials",
     runs=text,
-    metrics=(Metric("valid_loss", "validation loss", higher_is_better=False, digits=4),),
+    metrics=(LOSS,),
     optimizers=("adamw", "adamo"),
     seeds=1,
     example="adamo-lab study tuning-language --seeds 1 --data-dir ~/data",
@@ -228,7 +224,7 @@ FINAL_TEXT = Study(
     about="The best trial of AdamW, its equal at lr 2e-3, and the best of AdamO, on fresh seeds.",
     kind="table",
     runs=final_text,
-    metrics=(Metric("valid_loss", "validation loss", higher_is_better=False, digits=4),),
+    metrics=(LOSS,),
     optimizers=("adamw", "adamw_tuned", "adamo"),
     claims=(
         Claim(
