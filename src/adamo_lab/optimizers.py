@@ -37,6 +37,7 @@ REGISTRY: dict[str, Entry] = {
     "adamw": Entry("AdamW", "#0072B2", "--", "adamw"),
     "adamw_tuned": Entry("AdamW, tuned", "#0072B2", "-", "adamw"),
     "adamw_best": Entry("AdamW, best trial", "#0072B2", "-.", "adamw"),
+    "adamw_matrices": Entry("AdamW, no decay of vectors", "#56B4E9", "--", "adamw"),
     "adamp": Entry("AdamP", "#009E73", "-.", "adamp"),
     "sgd": Entry("SGD", "#000000", ":", "sgd"),
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
