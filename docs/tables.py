@@ -42,15 +42,25 @@ def settled(name: str) -> list[Group]:
 
 
 def study(name: str, columns: dict[str, tuple[str, float, int]]) -> str:
-    """Mean ± standard deviation of some results; columns are {result: (title, factor, digits)}."""
-    titles = [title for title, _, _ in columns.values()]
-    found = settled(name)
+    """Mean ± standard deviation of some results, each with the paper's value where it prints any.
+
+    Columns are {result: (title, factor, digits)}.
+    """
+    found, printed = settled(name), STUDIES[name].paper
+    known = {column for values in printed.values() for column in values}
+    titles = []
+    for column, (title, _, _) in columns.items():
+        titles += [title, "paper's"] if column in known else [title]
     first = ["runs"] if len(found) > 1 else []
     rows = [[*first, "optimizer", "settings", *titles, "n", "hardware", "commit"]]
     for group in found:
         for line in group.lines:
-            cells = [spread(line.values(column), factor, digits)
-                     for column, (_, factor, digits) in columns.items()]  # fmt: skip
+            cells = []
+            for column, (_, factor, digits) in columns.items():
+                cells.append(spread(line.values(column), factor, digits))
+                if column in known:
+                    theirs = printed.get(line.optimizer, {}).get(column)
+                    cells.append(stated(theirs, factor, digits) if theirs else "–")
             rows.append([
                 *[title_of(group) for _ in first], line.entry.label, settings(line, group),
                 *cells, str(len(line.runs)), *(facts(line, x) for x in ("device", "commit")),
@@ -123,6 +133,11 @@ def spread(values: list[float | None], factor: float, digits: int) -> str:
     return text if len(found) == len(values) else f"{text} ({len(found)} of {len(values)} runs)"
 
 
+def stated(value: tuple[float, float | None], factor: float, digits: int) -> str:
+    """Mean, and ± standard deviation where the paper prints one."""
+    return " ± ".join(f"{factor * x:.{digits}f}" for x in value if x is not None)
+
+
 def bench(name: str) -> str:
     """Time of a step against fused AdamW: every optimizer on every network."""
     found = load_bench(name)["networks"]
@@ -165,7 +180,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "language": lambda: study("language", {"valid_loss": ("validation loss", 1, 3)}),
     "table1": lambda: study(
         "table1",
-        {"swa_test_accuracy": ("SWA, %", 100, 2), "test_accuracy": ("last epoch, %", 100, 2)},
+        {
+            "swa_test_accuracy": ("SWA, %", 100, 2),
+            "test_accuracy": ("last epoch, %", 100, 2),
+            "best_test_accuracy": ("best epoch, %", 100, 2),
+        },
     ),
     "table2": lambda: study("table2", GROKKING),
     "table3": lambda: study("table3", GROKKING),

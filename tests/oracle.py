@@ -13,7 +13,7 @@ from torch import Tensor
 from adamo_optim import AdamO
 from adamo_optim.options import RADIAL_SGD
 from adamo_optim.reference import inner, reference_step
-from adamo_optim.rules import rule_of
+from adamo_optim.rules import needs_previous_gradient, rule_of
 
 SHAPES = {"matrix": (7, 5), "conv": (4, 3, 3, 3), "tall": (40, 6), "bias": (9,), "scalar": ()}
 
@@ -225,8 +225,9 @@ def compare(optimizer: AdamO, ends: list[tuple[Tensor, dict[str, Any]]], toleran
         w = expected.double()
         error = float(state["radial_momentum"].cpu() - inner(reference["m_radial"], w) / w.norm())
         assert abs(error) < tolerance * gradient_size(reference, optimizer)
-        if optimizer.param_groups[0]["curvature_target"] is None:
+        if not needs_previous_gradient(rule, optimizer.param_groups[0]):
             assert "previous_grad" not in state
+            assert reference["tau"] is None
             continue
         assert (
             distance(state["tau"], torch.tensor(reference["tau"], dtype=torch.float64)) < tolerance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -229,6 +230,39 @@ def test_a_turning_weight_that_is_scale_invariant_keeps_its_norm(
     start = float(p.detach().norm())
     trained(AdamO(groups, lr=1e-3, radial=radial, **options), [p], 50)
     assert (float(p.detach().norm()) == pytest.approx(start, rel=1e-12)) is kept
+
+
+@RADIAL
+def test_a_weight_that_keeps_its_norm_has_no_use_for_curvature(radial: str) -> None:
+    """η_ρ,t sets nothing there, so it is not computed, and the previous gradient is not kept."""
+    ends = []
+    for target in (3.0, "auto", None):
+        (p,) = blocks((9, 4))
+        groups = [{"params": [p], "rule": "scale_invariant"}]
+        optimizer = AdamO(groups, radial=radial, curvature_target=target)
+        trained(optimizer, [p], 20)
+        assert "previous_grad" not in optimizer.state[p]
+        seen = optimizer.diagnostics(synchronize=True)["group0.param0"]
+        assert seen["eta_radial"] == pytest.approx(0.5e-3)
+        assert math.isnan(seen["tau"])
+        ends.append(p)
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+def test_curvature_begins_anew_when_a_weight_no_longer_keeps_its_norm() -> None:
+    (p,) = blocks((9, 4))
+    optimizer = AdamO([{"params": [p], "rule": "scale_invariant"}], tangential="additive")
+    state, (group,) = optimizer.state[p], optimizer.param_groups
+    for tangential, kept in (("additive", True), ("auto", False), ("angular", False)):
+        group["tangential"] = tangential
+        trained(optimizer, [p], 3)
+        assert ("previous_grad" in state) is kept
+        assert (float(state["tau"]) > 0) is kept
+    group["tangential"] = "additive"
+    trained(optimizer, [p], 3)
+    assert torch.equal(state["previous_grad"], p.grad)
+    assert int(state["curvature_step"]) == 3
 
 
 def test_a_weight_that_passes_the_online_test_does_not_turn() -> None:

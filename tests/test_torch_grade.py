@@ -288,12 +288,14 @@ def test_state_moved_by_a_trainer_is_picked_up() -> None:
         ({"previous_gradient": "bfloat16"}, 2.5),
         ({"previous_gradient": "sampled"}, 2.0 + 1 / 16),
         ({"low_dim": 10**6}, 2.0),
+        ({"rule": "scale_invariant"}, 2.0),
+        ({"rule": "scale_invariant", "tangential": "additive"}, 3.0),
     ],
     ids=str,
 )
 def test_state_memory(options: dict[str, Any], ratio: float) -> None:
     p = nn.Parameter(torch.randn(160, 40))
-    optimizer = AdamO([p], **options)
+    optimizer = AdamO([{"params": [p], **options}])
     p.grad = torch.randn_like(p)
     optimizer.step()
     used = sum(x.numel() * x.element_size() for x in optimizer.state[p].values())

@@ -133,6 +133,15 @@ def radial_rate(o: Options) -> Tensor:
     return torch.where(torch.isnan(o.radial_lr), o.radial_lr_ratio * o.lr, o.radial_lr)
 
 
+def keeps_norm(o: Options, traits: Traits) -> Tensor:
+    """A weight that turns and is declared scale-invariant.
+
+    Its norm sets neither the output nor the angle, so it is left alone: no decay, and no need for
+    η_ρ,t. AdamP's test does not count here, because it passes now and then by chance.
+    """
+    return (o.angular > 0) & (traits.scale_invariant > 0)
+
+
 def before(
     o: Options, traits: Traits, memory: Memory, sums: Sums, active: Tensor
 ) -> tuple[First, Memory]:
@@ -150,7 +159,8 @@ def before(
 
     step = torch.where(live, memory.step.to(zero.dtype) + 1, memory.step.to(zero.dtype))
     t = step.clamp(min=1)
-    scale, tau, tau_reference, curvature_step = curvature(o, memory, sums, live & ~low_dim)
+    moves = live & ~low_dim & ~keeps_norm(o, traits)
+    scale, tau, tau_reference, curvature_step = curvature(o, memory, sums, moves)
     low, high = SCALE_BOUNDS
     guarded_scale = guard & ((scale < low) | (scale > high))
     scale = torch.where(guard, scale.clamp(low, high), scale)
@@ -240,10 +250,7 @@ def after(
 
     decay = o.weight_decay * torch.where(o.decay_tangential > 0, o.lr, first.eta_radial)
     decay = torch.where(first.scale_invariant, o.wd_ratio * decay, decay)
-    declared = traits.scale_invariant > 0  # AdamP's test passes now and then by chance
-    angular = (o.angular == 1) | ((o.angular > 0) & declared)
-    # a norm that sets neither the output nor the angle is left alone
-    decay = torch.where(angular & declared, zero, decay)
+    decay = torch.where(keeps_norm(o, traits), zero, decay)
     guarded_decay = guard & radial & (norm < NORM_FLOOR * initial_norm)
     decay = torch.where(guarded_decay, zero, decay)
 
@@ -266,6 +273,7 @@ def after(
     factor = torch.where(guard, factor.clamp(low, high), factor)
 
     # the tangential step, u without its radial part: added, or a pure rotation
+    angular = (o.angular == 1) | keeps_norm(o, traits)
     k = o.lr * norm / unit_of_angles(o, traits, first.scale_invariant, initial_norm)
     stretch = (1 + k * k * across / ww).sqrt()
     a1 = torch.where(angular, factor * (1 + k * along) / stretch, factor + o.lr * along) - 1

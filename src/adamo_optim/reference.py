@@ -147,8 +147,13 @@ def reference_step(
         u = _bounded(u) if guard else u
         return _like(p, w - options["low_dim_scale"] * lr * u, options, t, seed)
 
+    # A weight that turns and is declared scale-invariant: its norm sets neither the output nor the
+    # angle, and is left alone.
+    declared = rule == "scale_invariant"
+    keeps_norm = declared and options["tangential"] != "additive"
+
     # curvature-adaptive radial step size
-    scale = _curvature_scale(g, g_sampled, gg, state, options)
+    scale = 1.0 if keeps_norm else _curvature_scale(g, g_sampled, gg, state, options)
     if guard:
         scale = min(max(scale, 0.1), 10.0)
     ratio, absolute = options["radial_lr_ratio"], options["radial_lr"]
@@ -156,7 +161,7 @@ def reference_step(
 
     # ScaleInv(w): declared, or AdamP's cosine test on the whole tensor
     gw = float(inner(g, w))
-    scale_invariant = declared = rule == "scale_invariant"
+    scale_invariant = declared
     if options["delta"] is not None and gg > 0:
         cosine = abs(gw) / math.sqrt(gg * ww)
         scale_invariant = declared or cosine < options["delta"] / math.sqrt(g.numel())
@@ -185,12 +190,8 @@ def reference_step(
     )
     if scale_invariant:
         decay *= options["wd_ratio"]
-    turns = options["tangential"]
-    angular = turns == "angular" or (turns == "auto" and declared)
-    if angular and declared:
-        decay = 0.0  # a norm that sets neither the output nor the angle is left alone
     norm = math.sqrt(ww)
-    if guard and norm < 0.1 * state["initial_norm"]:
+    if keeps_norm or (guard and norm < 0.1 * state["initial_norm"]):
         decay = 0.0
     step_radial = u if whole else m_radial / (1 - radial_beta**t)
     pull = eta_radial * float(inner(step_radial, w)) / ww
@@ -200,7 +201,7 @@ def reference_step(
 
     # tangential step
     u_tangential = tangential(u, w)
-    if not angular:
+    if not (keeps_norm or options["tangential"] == "angular"):
         return _like(p, factor * w - lr * u_tangential, options, t, seed)
     k = lr * norm / _unit_of_angles(w, state["initial_norm"], options, scale_invariant)
     stretch = math.sqrt(1 + k * k * float(inner(u_tangential, u_tangential)) / ww)

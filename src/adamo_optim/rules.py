@@ -85,8 +85,9 @@ def _unwrapped(name: str) -> str:
 
 
 def needs_previous_gradient(rule: str, group: dict[str, Any]) -> bool:
-    """Only the radial step size uses g⁻, and only with curvature."""
-    return rule != "low_dim" and group["curvature_target"] is not None
+    """Only the radial step size uses g⁻, only with curvature, and only if the norm moves."""
+    keeps_norm = rule == "scale_invariant" and group["tangential"] != "additive"
+    return rule != "low_dim" and not keeps_norm and group["curvature_target"] is not None
 
 
 @dataclass(frozen=True)

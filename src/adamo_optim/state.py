@@ -68,7 +68,8 @@ def _initialize_previous(
 ) -> None:
     rule, _ = rule_of(p, group)
     if not needs_previous_gradient(rule, group):
-        state.pop("previous_grad", None)
+        if state.pop("previous_grad", None) is not None:
+            _forget_curvature(state)
         return
     kind = group["previous_gradient"]
     dtype = torch.bfloat16 if kind == "bfloat16" else geometry.compute_dtype(p)
@@ -80,9 +81,13 @@ def _initialize_previous(
             old = geometry.sample_of(old, p, seed, rows)
     fresh = old is None or old.shape != like.shape or old.is_meta
     state["previous_grad"] = _buffer(None if fresh else old, like, dtype)
-    if fresh and float(state["curvature_step"]) > 0:  # a new g⁻ knows nothing: start over
-        for key in ("tau", "tau_reference", "curvature_step"):
-            state[key] = torch.full_like(state[key], START._asdict()[key])
+    if fresh:
+        _forget_curvature(state)  # a new g⁻ knows nothing
+
+
+def _forget_curvature(state: dict[str, Any]) -> None:
+    for key in ("tau", "tau_reference", "curvature_step"):
+        state[key] = torch.full_like(state[key], START._asdict()[key])
 
 
 def _buffer(old: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -434,6 +434,7 @@ def law_before(
     curvature_auto = tl.load(o + 8 * blocks) > 0
     curvature_target = tl.load(o + 9 * blocks)
     curvature_beta = tl.load(o + 10 * blocks)
+    angular = tl.load(o + 12 * blocks)
     delta = tl.load(o + 14 * blocks)
     guard = tl.load(o + 16 * blocks) > 0
     sign = tl.load(o + 17 * blocks)
@@ -479,7 +480,8 @@ def law_before(
 
     # curvature
     literal = curvature_target > 0
-    adapts = tangential & (literal | curvature_auto)
+    keeps_norm = (angular > 0) & declared_invariant
+    adapts = tangential & (keeps_norm == 0) & (literal | curvature_auto)
     kappa = tl.where(kappa > LARGEST, LARGEST, kappa)
     nonzero = adapts & (gg > 0)
     count = tl.load(curvature_step + i) + nonzero.to(tl.float64)
@@ -581,10 +583,9 @@ def law_after(
 
     decay = weight_decay * tl.where(decay_tangential, lr, eta_radial)
     decay = tl.where(invariant, wd_ratio * decay, decay)
-    declared = tl.load(traits + i + blocks) > 0
-    angular = (angular == 1.0) | ((angular > 0) & declared)
-    # a norm that sets neither the output nor the angle is left alone
-    decay = tl.where(angular & declared, 0.0, decay)
+    keeps_norm = (angular > 0) & (tl.load(traits + i + blocks) > 0)
+    angular = (angular == 1.0) | keeps_norm
+    decay = tl.where(keeps_norm, 0.0, decay)
     guarded_decay = guard & radial & (norm < 0.1 * norm0)
     decay = tl.where(guarded_decay, 0.0, decay)
 

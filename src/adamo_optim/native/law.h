@@ -89,6 +89,13 @@ static double radial_rate(const Options *o)
     return isnan(o->radial_lr) ? o->radial_lr_ratio * o->lr : o->radial_lr;
 }
 
+/* A weight that turns and is declared scale-invariant: its norm sets neither the output nor the
+   angle, so it is left alone. */
+static bool keeps_norm(const Options *o, const Traits *traits)
+{
+    return o->angular > 0 && traits->scale_invariant > 0;
+}
+
 /* Law 1. `active`: the block has a gradient in this step. */
 static void before(
     const Options *o, const Traits *traits, Memory *memory, bool active, Row *row)
@@ -108,7 +115,8 @@ static void before(
 
     memory->step += live;
     const double t = memory->step > 1 ? memory->step : 1;
-    const double scale = curvature(o, memory, live ? row->kappa : 0, gg, tangential);
+    const bool moves = tangential && !keeps_norm(o, traits);
+    const double scale = curvature(o, memory, live ? row->kappa : 0, gg, moves);
     const double bounded = guard ? clamp(scale, SCALE_LOW, SCALE_HIGH) : scale;
 
     /* AdamP's test on the whole tensor; a zero gradient is no evidence. */
@@ -175,10 +183,7 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     double decay = o->weight_decay * (o->decay_tangential > 0 ? o->lr : row->eta_radial);
     if (row->scale_invariant)
         decay *= o->wd_ratio;
-    const bool declared = traits->scale_invariant > 0; /* AdamP's test may pass by chance */
-    const bool angular = o->angular == 1 || (o->angular > 0 && declared);
-    /* a norm that sets neither the output nor the angle is left alone */
-    if (angular && declared)
+    if (keeps_norm(o, traits))
         decay = 0;
     row->guarded_decay = guard && radial && norm < NORM_FLOOR * initial_norm;
     if (row->guarded_decay)
@@ -203,6 +208,7 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     const double factor = guard ? clamp(asked, FACTOR_LOW, FACTOR_HIGH) : asked;
 
     /* the tangential step, u without its radial part: added, or a pure rotation */
+    const bool angular = o->angular == 1 || keeps_norm(o, traits);
     const double k = o->lr * norm / unit_of_angles(o, traits, row->scale_invariant, initial_norm);
     const double stretch = sqrt(1 + k * k * across / ww);
     double a1 = 0, b = row->live ? o->low_dim_scale * o->lr : 0;
