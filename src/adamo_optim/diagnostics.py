@@ -19,7 +19,7 @@ def quantities(last: Record) -> dict[str, Tensor]:
     norm                      ‖w‖ before the step
     gradient_norm             ‖g‖
     eta_radial                η_ρ,t
-    tau                       smoothed curvature; NaN while there is none
+    tau                       smoothed curvature; NaN while there is none, or if the norm is kept
     radial_share_gradient     ‖φ^ρ(g)‖²/‖g‖²
     radial_share_update       the same for the step of the weight, decay included
     angle                     how far the step turned w, in radians
