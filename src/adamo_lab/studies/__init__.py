@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import LabError
 from .base import Claim, Metric, Request, Study
-from .figures import FIG1, FIG2, FIG3, FIG4
+from .figures import FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS
 from .tables import LANGUAGE, TABLE1, TABLE2, TABLE3
 from .tuning import FINAL_SUMS, FINAL_TEXT, TUNING_SUMS, TUNING_TEXT, TUNING_VISION
 
@@ -13,7 +13,7 @@ __all__ = ["STUDIES", "Claim", "Metric", "Request", "Study", "study"]
 STUDIES = {
     s.name: s
     for s in (
-        *(TABLE1, TABLE2, TABLE3, FIG1, FIG2, FIG3, FIG4, LANGUAGE),
+        *(TABLE1, TABLE2, TABLE3, FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, LANGUAGE),
         *(TUNING_VISION, TUNING_SUMS, FINAL_SUMS, TUNING_TEXT, FINAL_TEXT),
     )
 }
