@@ -27,7 +27,7 @@ GRID = {"width": 32, "holdout": 5000, "every": 10}
 DIGIT_LRS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 DIGIT_DECAYS = (0.001, 0.01, 0.1, 1.0)  # AdamW's; AdamO's are one and a half times as large
 DIGIT_RADIAL_LRS = (1e-3, 5e-3, 2e-2, 0.1)
-DIGIT_EPOCHS = 40
+DIGIT_EPOCHS = 20
 
 
 def fig1(request: Request) -> list[RunConfig]:
@@ -206,7 +206,7 @@ FIG4 = Study(
 FIG4_DIGITS = Study(
     name="fig4-digits",
     title="Figure 4, on handwritten digits",
-    about="A small network with BatchNorm, 40 epochs: AdamW and AdamO over (lr, weight decay), the "
+    about="A small network with BatchNorm, 20 epochs: AdamW and AdamO over (lr, weight decay), the "
     "paper's AdamO over (η_θ, η_ρ). Seconds a run, so the grid is wide.",
     kind="heatmaps",
     runs=fig4_digits,
