@@ -44,7 +44,7 @@ def settled(name: str) -> list[Group]:
 def study(name: str, columns: dict[str, tuple[str, float, int]]) -> str:
     """Mean ± standard deviation of some results, each with the paper's value where it prints any.
 
-    Columns are {result: (title, factor, digits)}.
+    Columns are {result: (title, factor, digits)}. Hardware is a column only if rows differ in it.
     """
     found, printed = settled(name), STUDIES[name].paper
     known = {column for values in printed.values() for column in values}
@@ -52,7 +52,9 @@ def study(name: str, columns: dict[str, tuple[str, float, int]]) -> str:
     for column, (title, _, _) in columns.items():
         titles += [title, "paper's"] if column in known else [title]
     first = ["runs"] if len(found) > 1 else []
-    rows = [[*first, "optimizer", "settings", *titles, "n", "hardware", "commit"]]
+    devices = {facts(line, "device") for group in found for line in group.lines}
+    about = {"hardware": "device", "commit": "commit"} if len(devices) > 1 else {"commit": "commit"}
+    rows = [[*first, "optimizer", "settings", *titles, "n", *about]]
     for group in found:
         for line in group.lines:
             cells = []
@@ -63,9 +65,9 @@ def study(name: str, columns: dict[str, tuple[str, float, int]]) -> str:
                     cells.append(stated(theirs, factor, digits) if theirs else "–")
             rows.append([
                 *[title_of(group) for _ in first], line.entry.label, settings(line, group),
-                *cells, str(len(line.runs)), *(facts(line, x) for x in ("device", "commit")),
+                *cells, str(len(line.runs)), *(facts(line, x) for x in about.values()),
             ])  # fmt: skip
-    return table(rows)
+    return table(rows) + ("" if len(devices) > 1 else f"\nHardware: {', '.join(devices)}.\n")
 
 
 SHAKESPEARE, WIKITEXT = {"corpus": "shakespeare"}, {"corpus": "wikitext2"}
@@ -169,7 +171,8 @@ def load_bench(name: str) -> Any:
 
 def table(rows: list[list[str]]) -> str:
     rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    text = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 GROKKING = {

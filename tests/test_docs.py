@@ -108,7 +108,8 @@ def made_up(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def cells(table: str) -> list[list[str]]:
-    return [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    rows = [row for row in table.splitlines() if row.startswith("|")][2:]
+    return [row.replace("\N{NO-BREAK SPACE}", " ").strip("| ").split(" | ") for row in rows]
 
 
 def test_a_row_of_a_table_is_one_setting(made_up: Any) -> None:
