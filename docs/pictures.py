@@ -7,6 +7,7 @@ in results/. Everything is seeded; no picture needs more than seconds on one cor
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adamo_lab.figures.look import DPI, INK, canvas, log_axis, style
+from adamo_lab.grids import grids
 from adamo_lab.groups import Line, differs, show
 from adamo_lab.optimizers import REGISTRY, SETTINGS
 from adamo_optim import AdamO, param_groups
@@ -327,6 +329,34 @@ def speed() -> Figure:
     return figure
 
 
+def sensitivity() -> Figure:
+    """Test accuracy on digits over two hyper-parameters, in one colour scale."""
+    (group,) = settled("fig4-digits")
+    maps = grids(group)
+    figure, panels = canvas(1, len(maps), height=3.6, sharey=True)
+    for axes, grid in zip(panels, maps, strict=True):
+        values = [[math.nan if v is None else 100 * v for v in row] for row in grid.values]
+        axes.set_facecolor("#ececec")
+        axes.pcolormesh(values, cmap="cividis", vmin=90, vmax=100, edgecolors="white")
+        for i, row in enumerate(values):
+            for j, value in enumerate(row):
+                good = (i, j) in grid.good
+                axes.text(
+                    j + 0.5, i + 0.5, "–" if math.isnan(value) else f"{value:.1f}", fontsize=7,
+                    color=INK if value > 96 or math.isnan(value) else "white", ha="center",
+                    va="center", fontweight="bold" if good else "normal",
+                )  # fmt: skip
+        rows, columns = grid.ticks
+        axes.set_xticks([j + 0.5 for j in range(len(columns))], [show(x) for x in columns])
+        axes.set_yticks([i + 0.5 for i in range(len(rows))], [show(x) for x in rows])
+        axes.set(title=f"{grid.line.entry.label}: {grid.share}", xlabel=grid.axes[1])
+        axes.grid(visible=False)
+        axes.tick_params(length=0, labelsize=7)
+        axes.spines[:].set_visible(False)
+    panels[0].set_ylabel("lr")
+    return figure
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "split": split,
     "trajectory": trajectory,
@@ -336,6 +366,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "migration": migration,
     "language": language,
     "cifar100": cifar100,
+    "sensitivity": sensitivity,
     "speed": speed,
 }
 

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from adamo_lab.grids import GRID_METRICS, grid_values, grids
 from adamo_lab.groups import Group, Line, by_study, differs, groups
 from adamo_lab.optimizers import REGISTRY, SETTINGS
 from adamo_lab.records import FINISHED, Record, load_all
@@ -103,6 +104,19 @@ def translation() -> str:
         hyper = SETTINGS[task][theirs]
         asked = f"{hyper['lr']}, {hyper['weight_decay']}"
         rows.append([title, *cells, asked, str(len(seeds)) if seeds else "–"])
+    return table(rows)
+
+
+def sensitivity(name: str) -> str:
+    """How many settings of a heat map are nearly as good as its best: one share a seed."""
+    (group,) = settled(name)
+    rows = [["optimizer", "settings", "best, %", "at", "within 1 point", "in one region", "n"]]
+    for grid in grids(group):
+        shares = [grid_values(group, grid.line.optimizer, key) for key in GRID_METRICS]
+        rows.append([
+            grid.line.entry.label, str(len(grid.measured)), f"{100 * grid.best:.1f}",
+            grid.best_setting, *(f"{spread(x, 100, 0)} %" for x in shares), str(len(shares[0])),
+        ])  # fmt: skip
     return table(rows)
 
 
@@ -211,6 +225,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "final-grokking": lambda: study("final-grokking", GROKKING),
     "tuning-language": lambda: study("tuning-language", {"valid_loss": ("validation loss", 1, 3)}),
     "final-language": lambda: study("final-language", {"valid_loss": ("validation loss", 1, 4)}),
+    "fig4-digits": lambda: sensitivity("fig4-digits"),
     "translation": translation,
     "cuda": lambda: bench("bench-cuda"),
     "cpu": lambda: bench("bench-cpu"),
