@@ -100,6 +100,25 @@ def test_one_step_changes_the_norm_by_a_factor_of_two_at_most(radial: str, forea
 
 
 @BACKENDS
+@pytest.mark.parametrize("angular_rms", [0.015, None, "equilibrium"], ids=str)
+@pytest.mark.parametrize("lr", [1e-2, 1.0, 100.0])
+def test_one_step_turns_a_weight_by_a_tenth_at_most(
+    lr: float, angular_rms: float | str | None, foreach: bool
+) -> None:
+    """Where Adam's quotient is ±1, as in the first step; a large lr would turn it right round."""
+    turned = {}
+    for guard in (True, False):
+        p = weight(20, 9, scale=0.05, dtype=torch.float64)
+        group = {"params": [p], "rule": "scale_invariant", "angular_rms": angular_rms}
+        optimizer = AdamO([group], lr=lr, weight_decay=2.0, guard=guard, foreach=foreach)
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+        turned[guard] = float(last(optimizer)["angle"])
+    assert turned[True] == pytest.approx(0.1, rel=0.02)
+    assert turned[False] > 1.05 * turned[True]
+
+
+@BACKENDS
 def test_decay_stops_at_a_tenth_of_the_initial_norm(foreach: bool) -> None:
     p = weight(8, 6)
     start = norm(p)

@@ -32,6 +32,7 @@ NORM_FLOOR = 0.1  # guard: no decay while ‖w‖ < NORM_FLOOR·‖w₀‖
 # guard: root mean square of u = m̂/(√v̂ + ε). Adam stays below it for any β₁² < β₂ < 0.9999;
 # otherwise m can outlive v, and the quotient has no bound.
 UPDATE_BOUND = 100.0
+TURN_BOUND = 0.1  # of an angular step, in radians, where the root mean square of u is 1
 
 
 class Options(NamedTuple):
@@ -305,4 +306,6 @@ def unit_of_angles(
     resting = o.lr / (2 * torch.where(decays, rate, torch.ones_like(rate))).sqrt()
     resting = torch.where(decays, resting / traits.inverse_root, initial_norm)
     chosen = torch.where(o.angular_rms > 0, o.angular_rms / traits.inverse_root, resting)
-    return torch.where(torch.isnan(o.angular_rms), initial_norm, chosen)
+    chosen = torch.where(torch.isnan(o.angular_rms), initial_norm, chosen)
+    smallest = o.lr / (TURN_BOUND * traits.inverse_root)
+    return torch.where(o.guard > 0, torch.maximum(chosen, smallest), chosen)

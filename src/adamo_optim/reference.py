@@ -220,7 +220,8 @@ def _unit_of_angles(
             float(options["weight_decay"]) * eta * (options["wd_ratio"] if scale_invariant else 1)
         )
         rms = lr / math.sqrt(2 * rate) if rate > 0 and lr > 0 else None
-    return initial_norm if rms is None else rms * math.sqrt(w.numel())
+    unit = initial_norm if rms is None else rms * math.sqrt(w.numel())
+    return max(unit, 10 * lr * math.sqrt(w.numel())) if options["guard"] else unit
 
 
 def _curvature_scale(

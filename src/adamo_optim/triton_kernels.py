@@ -617,7 +617,9 @@ def law_after(
     resting = lr / (tl.sqrt(2 * tl.where(decays, rate, 1.0)) * inverse_root)
     resting = tl.where(decays, resting, norm0)
     unit = tl.where(angular_rms > 0, angular_rms / inverse_root, resting)
-    k = lr * norm / tl.where(angular_rms != angular_rms, norm0, unit)
+    unit = tl.where(angular_rms != angular_rms, norm0, unit)
+    smallest = lr / (0.1 * inverse_root)
+    k = lr * norm / tl.where(guard & (unit < smallest), smallest, unit)
     stretch = tl.sqrt(1 + k * k * across / ww)
     a1 = tl.where(angular, factor * (1 + k * along) / stretch, factor + lr * along) - 1
     b = tl.where(angular, factor * k / stretch, lr)

@@ -18,6 +18,7 @@ static const double SCALE_LOW = 0.1, SCALE_HIGH = 10.0;   /* SCALE_BOUNDS */
 static const double FACTOR_LOW = 0.5, FACTOR_HIGH = 2.0;  /* FACTOR_BOUNDS */
 static const double NORM_FLOOR = 0.1;
 static const double UPDATE_BOUND = 100.0;
+static const double TURN_BOUND = 0.1;
 
 /* These three have the fields of control.py's Options, Traits and Memory, in their order. */
 typedef struct {
@@ -161,8 +162,8 @@ static void before(
 }
 
 /* The norm at which an additive step would turn a weight as far as an angular one does. */
-static double unit_of_angles(const Options *o, const Traits *traits, bool scale_invariant,
-                             double initial_norm)
+static double chosen_unit(const Options *o, const Traits *traits, bool scale_invariant,
+                          double initial_norm)
 {
     if (o->angular_rms > 0)
         return o->angular_rms / traits->inverse_root;
@@ -171,6 +172,15 @@ static double unit_of_angles(const Options *o, const Traits *traits, bool scale_
     if (isnan(o->angular_rms) || !(rate > 0 && o->lr > 0))
         return initial_norm;
     return o->lr / (sqrt(2 * rate) * traits->inverse_root);
+}
+
+/* The same, under the guard not so small that the weight would turn too far. */
+static double unit_of_angles(const Options *o, const Traits *traits, bool scale_invariant,
+                             double initial_norm)
+{
+    const double chosen = chosen_unit(o, traits, scale_invariant, initial_norm);
+    const double smallest = o->lr / (TURN_BOUND * traits->inverse_root);
+    return o->guard > 0 && chosen < smallest ? smallest : chosen;
 }
 
 /* Law 2, with ⟨u,w⟩ and ‖u‖² in the row. */
