@@ -349,7 +349,7 @@ def sensitivity() -> Figure:
         rows, columns = grid.ticks
         axes.set_xticks([j + 0.5 for j in range(len(columns))], [show(x) for x in columns])
         axes.set_yticks([i + 0.5 for i in range(len(rows))], [show(x) for x in rows])
-        axes.set(title=f"{grid.line.entry.label}: {grid.share}", xlabel=grid.axes[1])
+        axes.set(title=grid.line.entry.label, xlabel=grid.axes[1])
         axes.grid(visible=False)
         axes.tick_params(length=0, labelsize=7)
         axes.spines[:].set_visible(False)

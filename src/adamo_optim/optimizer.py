@@ -117,9 +117,9 @@ class AdamO(Optimizer):
         delta: AdamP's online test: a block with \|cos(g, w)\| < delta/√numel takes no radial step.
         wd_ratio: multiplies λ wherever the scale-invariant rule is active, declared or by the test.
         guard: bounds η_ρ,t/η_ρ to [0.1, 10], a step's radial factor to [0.5, 2] and the root mean
-            square of m̂/(√v̂ + ε) to 100, skips decay while ‖w‖ < 0.1·‖w₀‖, takes tangential
-            gradients at rounding level as 0 (``radial="sgd"``), and leaves a block untouched when
-            its gradient is not finite. ``False`` is Algorithm 1 to the letter; non-finite gradients
+            square of m̂/(√v̂ + ε) to 100, counts ``lr/angular_rms`` as 0.1 at most, skips decay
+            while ‖w‖ < 0.1·‖w₀‖, takes tangential gradients at rounding level as 0
+            (``radial="sgd"``), and leaves a block untouched when its gradient is not finite. ``False`` is Algorithm 1 to the letter; non-finite gradients
             then reach the weights, as in ``torch.optim.AdamW``.
         maximize, foreach, fused, capturable, differentiable: as in ``torch.optim.AdamW``.
         rounding: how a new bfloat16 weight is rounded: to ``"nearest"``, which loses steps smaller
