@@ -119,8 +119,9 @@ class AdamO(Optimizer):
         guard: bounds η_ρ,t/η_ρ to [0.1, 10], a step's radial factor to [0.5, 2] and the root mean
             square of m̂/(√v̂ + ε) to 100, counts ``lr/angular_rms`` as 0.1 at most, skips decay
             while ‖w‖ < 0.1·‖w₀‖, takes tangential gradients at rounding level as 0
-            (``radial="sgd"``), and leaves a block untouched when its gradient is not finite. ``False`` is Algorithm 1 to the letter; non-finite gradients
-            then reach the weights, as in ``torch.optim.AdamW``.
+            (``radial="sgd"``), and leaves a block untouched when its gradient is not finite.
+            ``False`` is Algorithm 1 to the letter; non-finite gradients then reach the weights, as
+            in ``torch.optim.AdamW``.
         maximize, foreach, fused, capturable, differentiable: as in ``torch.optim.AdamW``.
         rounding: how a new bfloat16 weight is rounded: to ``"nearest"``, which loses steps smaller
             than about 0.2 % of an entry (a small decay above all), or ``"stochastic"``, which is
