@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run
@@ -25,9 +27,16 @@ GRID = {"width": 32, "holdout": 5000, "every": 10}
 
 # The same question where a run takes seconds, over three decades of the learning rate.
 DIGIT_LRS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-DIGIT_DECAYS = (0.001, 0.01, 0.1, 1.0)  # AdamW's; AdamO's are one and a half times as large
+DIGIT_DECAYS = (0.001, 0.01, 0.1, 1.0)  # AdamW's
+DIGIT_ADAMO_DECAYS = tuple(1.5 * decay for decay in DIGIT_DECAYS)
 DIGIT_RADIAL_LRS = (1e-3, 5e-3, 2e-2, 0.1)
 DIGIT_EPOCHS = 20
+
+MAPS = {"adamw": "weight_decay", "adamo_paper": "radial_lr", "adamo": "weight_decay"}  # beside lr
+SHARES = (
+    Metric("near_share", "settings within 1 point of the best", percent=True, digits=0),
+    Metric("region_share", "largest region of such settings", percent=True, digits=0),
+)
 
 
 def fig1(request: Request) -> list[RunConfig]:
@@ -50,32 +59,36 @@ def fig3(request: Request) -> list[RunConfig]:
     ]
 
 
-def fig4(request: Request) -> list[RunConfig]:
-    settings = [
-        *(("adamw", lr, {"weight_decay": decay}) for lr, decay in product(LRS, DECAYS)),
-        *(("adamo_paper", lr, {"radial_lr": radial}) for lr, radial in product(LRS, RADIAL_LRS)),
-        *(
-            ("adamo", lr, {"weight_decay": decay, "swa_lr": SWA_LR})
-            for lr, decay in product(LRS, ADAMO_DECAYS)
-        ),
-    ]
+def settings_of_maps(
+    lrs: Sequence[float], *columns: Sequence[float]
+) -> list[tuple[str, dict[str, Any]]]:
+    """The cells of the three maps, ``columns`` being the values beside lr of each."""
     return [
-        run("cifar100", name, seed, GRID_EPOCHS, request, hyper={"lr": lr, **other}, **GRID)
+        (name, {"lr": lr, key: value})
+        for (name, key), values in zip(MAPS.items(), columns, strict=True)
+        for lr, value in product(lrs, values)
+    ]
+
+
+def fig4(request: Request) -> list[RunConfig]:
+    own = {"adamo": {"swa_lr": SWA_LR}}
+    return [
+        run(
+            *("cifar100", name, seed, GRID_EPOCHS, request),
+            hyper={**hyper, **own.get(name, {})},
+            **GRID,
+        )
         for seed in request.seeds
-        for name, lr, other in settings
+        for name, hyper in settings_of_maps(LRS, DECAYS, RADIAL_LRS, ADAMO_DECAYS)
     ]
 
 
 def fig4_digits(request: Request) -> list[RunConfig]:
-    settings = [
-        *(("adamw", lr, {"weight_decay": x}) for lr, x in product(DIGIT_LRS, DIGIT_DECAYS)),
-        *(("adamo_paper", lr, {"radial_lr": x}) for lr, x in product(DIGIT_LRS, DIGIT_RADIAL_LRS)),
-        *(("adamo", lr, {"weight_decay": 1.5 * x}) for lr, x in product(DIGIT_LRS, DIGIT_DECAYS)),
-    ]
+    cells = settings_of_maps(DIGIT_LRS, DIGIT_DECAYS, DIGIT_RADIAL_LRS, DIGIT_ADAMO_DECAYS)
     return [
-        run("digits", name, seed, DIGIT_EPOCHS, request, hyper={"lr": lr, **other})
+        run("digits", name, seed, DIGIT_EPOCHS, request, hyper=hyper)
         for seed in request.seeds
-        for name, lr, other in settings
+        for name, hyper in cells
     ]
 
 
@@ -181,11 +194,10 @@ FIG4 = Study(
     metrics=(
         Metric("swa_valid_accuracy", "SWA", percent=True),
         Metric("valid_accuracy", "final", percent=True),
-        Metric("near_share", "settings within 1 point of the best", percent=True, digits=0),
-        Metric("region_share", "largest region of such settings", percent=True, digits=0),
+        *SHARES,
     ),
-    optimizers=("adamw", "adamo_paper", "adamo"),
-    axes=(("lr", "weight_decay"), ("lr", "radial_lr"), ("lr", "weight_decay")),
+    optimizers=tuple(MAPS),
+    axes=tuple(("lr", key) for key in MAPS.values()),
     claims=(
         Claim(
             "AdamO has more settings within 1 point of its best than AdamW (one share a seed).",
@@ -212,11 +224,10 @@ FIG4_DIGITS = Study(
     runs=fig4_digits,
     metrics=(
         FINAL,
-        Metric("near_share", "settings within 1 point of the best", percent=True, digits=0),
-        Metric("region_share", "largest region of such settings", percent=True, digits=0),
+        *SHARES,
     ),
-    optimizers=("adamw", "adamo_paper", "adamo"),
-    axes=(("lr", "weight_decay"), ("lr", "radial_lr"), ("lr", "weight_decay")),
+    optimizers=tuple(MAPS),
+    axes=tuple(("lr", key) for key in MAPS.values()),
     claims=(
         Claim(
             "On digits the paper's AdamO has more settings within 1 point of its best than AdamW.",
