@@ -31,9 +31,16 @@ ADDITIVE = {**ADAMO, "tangential": "additive"}  # for models without scale-invar
 ANGULAR = {**COMMON, "weight_decay": 1e-3, "radial_lr_ratio": 100.0, "tangential": "angular"}
 
 DEFAULT = {**ADAMO, "radial_lr_ratio": 0.5, "weight_decay": 0.75}
+TURNING = {**DEFAULT, "angular_rms": 0.015}
 EQUILIBRIUM = {**DEFAULT, "angular_rms": "equilibrium"}
 SHARED = {"second_moment": "auto"}
 GAINS = {"low_dim": None}  # BatchNorm's gains decay, too
+
+
+def swept(hyper: dict[str, Any], *rates: float | None) -> list[dict[str, Any]]:
+    """The same trial at several learning rates of the SWA phase; None is the protocol's."""
+    return [hyper if rate is None else {**hyper, "swa_lr": rate} for rate in rates]
+
 
 # CIFAR-100: (epochs, optimizer, hyper-parameters)
 VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
@@ -57,20 +64,15 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
     (LONG, "sgd", {**SGD, "swa_lr": 0.03}),
     (LONG, "adamo", {**EQUILIBRIUM, "swa_lr": 1e-4}),
     (LONG, "adamo", {**EQUILIBRIUM, "swa_lr": 2e-4}),
-    (LONG, "adamo", {**DEFAULT, "angular_rms": 0.015, **SHARED, "swa_lr": 1.5e-4}),
-    (LONG, "adamo", {**DEFAULT, "angular_rms": 0.015, **SHARED, "swa_lr": 3e-4}),
+    (LONG, "adamo", {**TURNING, **SHARED, "swa_lr": 1.5e-4}),
+    (LONG, "adamo", {**TURNING, **SHARED, "swa_lr": 3e-4}),
     (LONG, "adamo", {**EQUILIBRIUM, **SHARED, "swa_lr": 1e-4}),
     (LONG, "adamo", {**EQUILIBRIUM, **SHARED, "swa_lr": 2e-4}),
     (LONG, "adamo", {**EQUILIBRIUM, **SHARED, "swa_lr": 4e-4}),
-    (FULL, "adamw_tuned", ADAMW),
-    (FULL, "adamw_tuned", {**ADAMW, "swa_lr": 5e-5}),
-    (FULL, "adamw_tuned", {**ADAMW, "swa_lr": 3e-4}),
-    (FULL, "adamw_tuned", MATRICES),
-    (FULL, "adamw_tuned", {**MATRICES, "swa_lr": 2e-4}),
-    (FULL, "adamw_tuned", {**ADAMW, "weight_decay": 0.25}),
-    (FULL, "adamw_tuned", {**ADAMW, "weight_decay": 0.25, "swa_lr": 3e-4}),
-    (FULL, "adamo", {**DEFAULT, "angular_rms": 0.015, **SHARED, "swa_lr": 3e-4}),
-    (FULL, "adamo", {**DEFAULT, "angular_rms": 0.015, **SHARED, **GAINS, "swa_lr": 3e-4}),
+    *((FULL, "adamw_tuned", trial) for trial in swept(ADAMW, None, 3e-4, 1e-3)),
+    *((FULL, "adamw_tuned", trial) for trial in swept(MATRICES, None, 3e-4, 1e-3)),
+    *((FULL, "adamo", trial) for trial in swept({**TURNING, **SHARED}, 3e-4, 6e-4, 1e-3)),
+    *((FULL, "adamo", trial) for trial in swept({**TURNING, **SHARED, **GAINS}, 3e-4, 6e-4, 1e-3)),
 )
 
 # Modular addition: (lr, weight decay) and (radial_lr_ratio, weight decay)
