@@ -75,14 +75,17 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
     *((FULL, "adamo", trial) for trial in swept({**TURNING, **SHARED, **GAINS}, 3e-4, 6e-4, 1e-3)),
 )
 
-# Modular addition: (lr, weight decay) and (radial_lr_ratio, weight decay)
+# Modular addition: (lr, weight decay) and (lr, radial_lr_ratio, weight decay)
 SUMS_ADAMW = (
     *((1e-3, decay) for decay in (0.3, 0.5, 1.0, 1.5, 2.0, 3.0)),
-    *((2e-3, decay) for decay in (0.5, 1.0, 1.5)),
+    *((2e-3, decay) for decay in (0.5, 1.0, 1.5, 2.0, 3.0)),
+    *((4e-3, decay) for decay in (0.5, 1.0, 1.5, 2.0)),
 )
 SUMS_ADAMO = (
-    *((0.1, 2.0), (0.3, 1.5), (0.5, 1.0), (0.5, 1.5), (0.5, 2.0)),
-    *((1.0, 1.0), (1.0, 2.0), (2.0, 0.5), (2.0, 1.0)),
+    *((1e-3, *pair) for pair in ((0.1, 2.0), (0.3, 1.5), (0.5, 1.0), (0.5, 1.5), (0.5, 2.0))),
+    *((1e-3, *pair) for pair in ((1.0, 1.0), (1.0, 2.0), (2.0, 0.5), (2.0, 1.0))),
+    *((2e-3, *pair) for pair in ((0.5, 1.5), (0.5, 2.25), (0.5, 3.0), (1.0, 1.5))),
+    *((4e-3, *pair) for pair in ((0.5, 1.5), (0.5, 2.25))),
 )
 
 
@@ -123,8 +126,8 @@ def vision(request: Request) -> list[RunConfig]:
     ]
 
 
-def adamo_on_sums(ratio: float, decay: float) -> tuple[str, dict[str, Any]]:
-    return "adamo", {**ADDITIVE, "lr": 1e-3, "radial_lr_ratio": ratio, "weight_decay": decay}
+def adamo_on_sums(lr: float, ratio: float, decay: float) -> tuple[str, dict[str, Any]]:
+    return "adamo", {**ADDITIVE, "lr": lr, "radial_lr_ratio": ratio, "weight_decay": decay}
 
 
 def on_sums(request: Request, trials: list[tuple[str, dict[str, Any]]]) -> list[RunConfig]:
@@ -142,7 +145,7 @@ def sums(request: Request) -> list[RunConfig]:
 
 def final_sums(request: Request) -> list[RunConfig]:
     """The best trial of each at the paper's learning rate, and not on the seed of the trials."""
-    return on_sums(fresh(request), [adamw(1e-3, 1.5), adamo_on_sums(0.3, 1.5)])
+    return on_sums(fresh(request), [adamw(1e-3, 1.5), adamo_on_sums(1e-3, 0.3, 1.5)])
 
 
 def fresh(request: Request) -> Request:
@@ -187,7 +190,7 @@ TUNING_VISION = Study(
 TUNING_SUMS = Study(
     name="tuning-grokking",
     title="Tuning on modular addition",
-    about="Nine trials each for AdamW and AdamO: the epoch at which they generalize.",
+    about="Fifteen trials each for AdamW and AdamO: the epoch at which they generalize.",
     kind="trials",
     runs=sums,
     metrics=(GROKKED, FINAL),
