@@ -133,8 +133,7 @@ def settings(line: Line, group: Group) -> str:
     shown = [*SHOWN, *(k for k in line.hyper if k not in SHOWN and differs(k, same))]
     if line.hyper.get("tangential", "additive") != "additive":
         shown.append("tangential")
-    if "decay_vectors" in line.hyper:
-        shown.append("decay_vectors")
+    shown += [key for key in ("decay_vectors", "second_moment", "low_dim") if key in line.hyper]
     shown = list(dict.fromkeys(shown))
     return ", ".join(f"{key} {line.hyper[key]}" for key in shown if key in line.hyper)
 

@@ -87,6 +87,24 @@ def test_changed_options_get_a_table_of_their_own() -> None:
     assert len(section.brief) == 2 * len(STUDIES["table2"].claims)
 
 
+def test_a_trial_is_no_row_of_the_table_it_was_made_for() -> None:
+    """AdamW's trial of 300 epochs with held-out images has a row's settings, not its images."""
+    trials = made.study_records("tuning-cifar100", seeds=(0,))
+    rows = made.study_records("table1", seeds=(0,))
+    studies, others = grouped(*trials, *rows)
+    assert [g.label for g in studies["table1"]] == [""]
+    assert len(studies["table1"][0].runs) == len(rows)
+    assert sum(len(g.runs) for g in studies["tuning-cifar100"]) == len(trials)
+    assert not others
+
+
+def test_none_given_is_not_none() -> None:
+    hyper = ({"lr": 1e-3}, {"lr": 1e-3, "low_dim": None})
+    runs = [made.record(RunConfig("digits", "adamo", 0, 7, h)) for h in hyper]
+    (group,) = grouped(*runs)[1]
+    assert sorted(line.label for line in group.lines) == ["AdamO", "AdamO, low_dim none"]
+
+
 def test_a_sweep_belongs_to_no_study() -> None:
     sweep = [
         made.record(RunConfig("digits", "adamw", seed, 7, {"lr": lr, "weight_decay": 0.1}))

@@ -103,21 +103,31 @@ def by_study(records: Iterable[Record]) -> tuple[dict[str, list[Group]], list[Gr
 
 
 def study_ids(configs: Iterable[RunConfig]) -> dict[str, set[str]]:
-    """Of every study, the ids its runs have with the seeds, lengths and options that occur."""
-    requests: dict[str, dict[str, Request]] = {}
+    """Of every study, the ids its runs have with the seeds, lengths and options that occur.
+
+    A run that one study is defined with does not belong to another whose options a user could have
+    changed to that: a trial with held-out images is no row of Table 1.
+    """
+    plain: dict[str, dict[str, Request]] = {}
+    changed: dict[str, dict[str, Request]] = {}
     for c in configs:
         changes = {k: v for k, v in c.options.items() if differs(k, (c.options, defaults(c.task)))}
-        for options in ({}, changes):
+        for requests, options in ((plain, {}), (changed, changes)):
             key = canonical([c.seed, c.scale, c.synthetic, options])
             request = Request((c.seed,), c.scale, c.synthetic, options)
             requests.setdefault(c.task, {})[key] = request
-    ids: dict[str, set[str]] = {}
-    for name, study in STUDIES.items():
-        ids[name] = set()
-        for task in {c.task for c in own_runs(name)}:
-            for request in requests.get(task, {}).values():
-                with suppress(LabError):  # an option that this version no longer has
-                    ids[name] |= {run.id for run in study.runs(request)}
+    ids = {name: requested_ids(name, plain) for name in STUDIES}
+    defined = set().union(*ids.values())
+    return {name: own | (requested_ids(name, changed) - defined) for name, own in ids.items()}
+
+
+def requested_ids(name: str, requests: Mapping[str, Mapping[str, Request]]) -> set[str]:
+    """The ids of a study's runs for these requests, by task."""
+    ids: set[str] = set()
+    for task in {c.task for c in own_runs(name)}:
+        for request in requests.get(task, {}).values():
+            with suppress(LabError):  # an option that this version no longer has
+                ids |= {run.id for run in STUDIES[name].runs(request)}
     return ids
 
 
@@ -214,7 +224,7 @@ def lines(records: list[Record], study: Study | None) -> list[Line]:
         hyper = runs[0].config.hyper
         same = [other[0].config.hyper for (o, _), other in rows.items() if o == name]
         differing = sorted(k for k in {*hyper}.union(*same) if differs(k, same))
-        named = [f"{key} {show(hyper.get(key))}" for key in differing]
+        named = [f"{key} {show(hyper[key])}" for key in differing if key in hyper]
         label = ", ".join([entries[name].label, *named])
         place = order.index(name) if name in order else len(order)
         key = (place, name, [sortable(hyper.get(k)) for k in differing])
@@ -234,7 +244,8 @@ def lightened(colour: str, share: float) -> str:
 
 
 def differs(key: str, dicts: Iterable[Mapping[str, Any]]) -> bool:
-    return len({canonical(d.get(key)) for d in dicts}) > 1
+    """None is a value, and not the same as none given."""
+    return len({canonical([d[key]] if key in d else []) for d in dicts}) > 1
 
 
 def entries_of(names: Iterable[str]) -> dict[str, Entry]:
