@@ -6,7 +6,14 @@ from ..errors import LabError
 from .base import Claim, Metric, Request, Study
 from .figures import FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS
 from .tables import LANGUAGE, TABLE1, TABLE2, TABLE3
-from .tuning import FINAL_SUMS, FINAL_TEXT, TUNING_SUMS, TUNING_TEXT, TUNING_VISION
+from .tuning import (
+    FINAL_SUMS,
+    FINAL_TEXT,
+    FINAL_VISION,
+    TUNING_SUMS,
+    TUNING_TEXT,
+    TUNING_VISION,
+)
 
 __all__ = ["STUDIES", "Claim", "Metric", "Request", "Study", "study"]
 
@@ -14,7 +21,7 @@ STUDIES = {
     s.name: s
     for s in (
         *(TABLE1, TABLE2, TABLE3, FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, LANGUAGE),
-        *(TUNING_VISION, TUNING_SUMS, FINAL_SUMS, TUNING_TEXT, FINAL_TEXT),
+        *(TUNING_VISION, FINAL_VISION, TUNING_SUMS, FINAL_SUMS, TUNING_TEXT, FINAL_TEXT),
     )
 }
 

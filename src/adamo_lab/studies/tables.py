@@ -23,6 +23,7 @@ TABLE3_ROWS = ("adamw", "adamo_isotropic", "adamo_sgd")
 LANGUAGE_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo_sgd", "adamo")
 
 SWA = Metric("swa_test_accuracy", "SWA", percent=True)
+SWA_LOSS = Metric("swa_test_loss", "SWA loss", higher_is_better=False, digits=3)
 FINAL = Metric("test_accuracy", "final", percent=True)
 BEST = Metric("best_test_accuracy", "best", percent=True)
 NORM = Metric("weight_norm", "‖w‖", higher_is_better=False)
