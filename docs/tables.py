@@ -10,14 +10,15 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
 from adamo_lab.groups import Group, Line, by_study, differs, groups
-from adamo_lab.optimizers import REGISTRY, SETTINGS
+from adamo_lab.optimizers import OURS as AS_DEFAULT
+from adamo_lab.optimizers import RADIAL_SGD, REGISTRY, SETTINGS
 from adamo_lab.records import FINISHED, Record, load_all
 from adamo_lab.report import Judged, capitalized, in_brief, title_of
 from adamo_lab.studies import STUDIES, Request, Study
@@ -45,30 +46,45 @@ def settled(name: str) -> list[Group]:
 def study(name: str, columns: dict[str, tuple[str, float, int]]) -> str:
     """Mean ± standard deviation of some results, each with the paper's value where it prints any.
 
-    Columns are {result: (title, factor, digits)}. Hardware is a column only if rows differ in it.
+    Columns are {result: (title, factor, digits)}. Groups of runs have a table each.
     """
-    found, printed = settled(name), STUDIES[name].paper
+    found = settled(name)
+    tables = [group_table(group, columns, STUDIES[name].paper) for group in found]
+    if len(found) == 1:
+        return tables[0]
+    return "".join(
+        f"\n**{title_of(group)}**\n\n{text}" for group, text in zip(found, tables, strict=True)
+    )
+
+
+def group_table(
+    group: Group,
+    columns: dict[str, tuple[str, float, int]],
+    printed: Mapping[str, Mapping[str, tuple[float, float | None]]],
+) -> str:
+    """One table, and below it what ran it; hardware is a column only if rows differ in it."""
     known = {column for values in printed.values() for column in values}
     titles = []
     for column, (title, _, _) in columns.items():
         titles += [title, "paper's"] if column in known else [title]
-    first = ["runs"] if len(found) > 1 else []
-    devices = {facts(line, "device") for group in found for line in group.lines}
-    about = {"hardware": "device", "commit": "commit"} if len(devices) > 1 else {"commit": "commit"}
-    rows = [[*first, "optimizer", "settings", *titles, "n", *about]]
-    for group in found:
-        for line in group.lines:
-            cells = []
-            for column, (_, factor, digits) in columns.items():
-                cells.append(spread(line.values(column), factor, digits))
-                if column in known:
-                    theirs = printed.get(line.optimizer, {}).get(column)
-                    cells.append(stated(theirs, factor, digits) if theirs else "–")
-            rows.append([
-                *[title_of(group) for _ in first], line.entry.label, settings(line, group),
-                *cells, str(len(line.runs)), *(facts(line, x) for x in about.values()),
-            ])  # fmt: skip
-    return table(rows) + ("" if len(devices) > 1 else f"\nHardware: {', '.join(devices)}.\n")
+    devices = sorted({facts(line, "device") for line in group.lines})
+    mixed = ["hardware"] if len(devices) > 1 else []
+    rows = [["optimizer", "settings", *titles, "n", *mixed]]
+    for line in group.lines:
+        cells = []
+        for column, (_, factor, digits) in columns.items():
+            cells.append(spread(line.values(column), factor, digits))
+            if column in known:
+                theirs = printed.get(line.optimizer, {}).get(column)
+                cells.append(stated(theirs, factor, digits) if theirs else "–")
+        rows.append([
+            line.entry.label, settings(line, group), *cells, str(len(line.runs)),
+            *(facts(line, "device") for _ in mixed),
+        ])  # fmt: skip
+    about = [] if mixed else [f"Hardware: {devices[0]}."]
+    commits = sorted({run.environment["commit"] for run in group.runs})
+    about.append(f"{'Commits' if len(commits) > 1 else 'Commit'}: {', '.join(commits)}.")
+    return f"{table(rows)}\n{' '.join(about)}\n"
 
 
 SHAKESPEARE, WIKITEXT = {"corpus": "shakespeare"}, {"corpus": "wikitext2"}
@@ -124,18 +140,24 @@ def facts(line: Line, key: str) -> str:
     return ", ".join(sorted({run.environment[key] for run in line.runs}))
 
 
-SHOWN = ("lr", "weight_decay", "radial_lr", "radial_lr_ratio", "curvature_target", "swa_lr")
+ALWAYS = ("lr", "weight_decay")
+NOTED = ("radial_lr", "radial_lr_ratio", "curvature_target", "swa_lr", "decay_vectors")
+NOTED += ("second_moment", "low_dim", "tangential")
+PLAIN = {"tangential": "additive"}  # all that models without scale-invariant weights know
 
 
 def settings(line: Line, group: Group) -> str:
-    """The usual ones, those that tell rows of one optimizer apart, and an unusual rotation."""
+    """Learning rate and decay, what tells rows of one optimizer apart, and what is not usual."""
     same = [other.hyper for other in group.lines if other.optimizer == line.optimizer]
-    shown = [*SHOWN, *(k for k in line.hyper if k not in SHOWN and differs(k, same))]
-    if line.hyper.get("tangential", "additive") != "additive":
-        shown.append("tangential")
-    shown += [key for key in ("decay_vectors", "second_moment", "low_dim") if key in line.hyper]
-    shown = list(dict.fromkeys(shown))
-    return ", ".join(f"{key} {line.hyper[key]}" for key in shown if key in line.hyper)
+    usual = AS_DEFAULT if line.hyper.get("radial") == "adam" else RADIAL_SGD
+
+    def told(key: str, value: Any) -> bool:
+        if key in ALWAYS or differs(key, same):
+            return True
+        return key in NOTED and value not in (usual.get(key, ...), PLAIN.get(key, ...))
+
+    keys = [k for k in dict.fromkeys((*ALWAYS, *NOTED, *line.hyper)) if k in line.hyper]
+    return ", ".join(f"{k} {line.hyper[k]}" for k in keys if told(k, line.hyper[k]))
 
 
 def spread(values: list[float | None], factor: float, digits: int) -> str:

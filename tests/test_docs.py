@@ -120,10 +120,7 @@ def test_a_row_of_a_table_is_one_setting(made_up: Any) -> None:
         accuracy("adamo", 0, 0.6, guard=False),
     )
     rows = {(row[1], row[2], row[6]) for row in cells(tables.TABLES["table1"]())}
-    usual = (
-        "lr 0.0008, weight_decay {}, radial_lr_ratio 0.5, curvature_target auto, swa_lr 0.0003, "
-        "guard {}, tangential auto"
-    )
+    usual = "lr 0.0008, weight_decay {}, swa_lr 0.0003, guard {}"  # and defaults
     assert rows == {
         (usual.format(0.75, True), "70.50 ± 0.71", "2"),
         (usual.format(0.5, True), "50.00", "1"),
@@ -137,12 +134,38 @@ def test_the_papers_value_stands_beside_ours(made_up: Any) -> None:
     assert [row[2:4] for row in rows] == [["70.00", "74.75 ± 0.15"], ["70.00", "–"]]
 
 
-def test_runs_of_different_length_are_different_rows(made_up: Any) -> None:
+def test_settings_name_what_is_not_the_default(made_up: Any) -> None:
+    """Of its own form: the defaults, or those of radial SGD."""
+    changed = {"radial_lr_ratio": 1.0, "curvature_target": None, "low_dim": None}
+    found = (accuracy("adamo", 0, 0.7, **changed), accuracy("adamo_paper", 0, 0.6))
+    rows = cells(made_up("table1", *found).TABLES["table1"]())
+    assert [row[1] for row in rows] == [
+        "lr 0.0008, weight_decay 0.0002, radial_lr 0.005, curvature_target 1.0",
+        "lr 0.0008, weight_decay 0.75, radial_lr_ratio 1.0, curvature_target None, swa_lr 0.0003, "
+        "low_dim None",
+    ]
+
+
+def test_runs_of_different_length_have_tables_of_their_own(made_up: Any) -> None:
     long, short = accuracy("adamw", 0, 0.7), accuracy("adamw", 1, 0.5)
     short = replace(short, config=replace(short.config, epochs=30, scale=0.1))
-    rows = cells(made_up("table1", long, short).TABLES["table1"]())
-    assert [row[0] for row in rows] == ["300 epochs", "30 epochs, shortened"]
-    assert [row[3] for row in rows] == ["70.00", "50.00"]
+    _, first, second = made_up("table1", long, short).TABLES["table1"]().split("\n**")
+    assert first.startswith("300 epochs**")
+    assert second.startswith("30 epochs, shortened**")
+    assert [cells(part)[0][2] for part in (first, second)] == ["70.00", "50.00"]
+
+
+def test_the_line_below_a_table_says_what_ran_it(made_up: Any) -> None:
+    first, second = accuracy("adamw", 0, 0.7), accuracy("adamw", 1, 0.7)
+    first.environment |= {"device": "a GPU", "commit": "1234567"}
+    second.environment |= {"device": "a GPU", "commit": "abcdef0"}
+    table = made_up("table1", first, second).TABLES["table1"]()
+    assert table.splitlines()[-1] == "Hardware: a GPU. Commits: 1234567, abcdef0."
+    other = accuracy("adamo", 0, 0.7)
+    other.environment |= {"device": "a CPU", "commit": "abcdef0"}
+    table = made_up("table1", other).TABLES["table1"]()
+    assert [row[-1] for row in cells(table)] == ["a GPU", "a CPU"]
+    assert table.splitlines()[-1] == "Commits: 1234567, abcdef0."
 
 
 def test_a_row_of_the_picture_is_one_setting(made_up: Any, make: Any, tmp_path: Path) -> None:
