@@ -157,7 +157,8 @@ def settings(line: Line, group: Group) -> str:
         return key in NOTED and value not in (usual.get(key, ...), PLAIN.get(key, ...))
 
     keys = [k for k in dict.fromkeys((*ALWAYS, *NOTED, *line.hyper)) if k in line.hyper]
-    return ", ".join(f"{k} {line.hyper[k]}" for k in keys if told(k, line.hyper[k]))
+    space = "\N{NO-BREAK SPACE}"
+    return ", ".join(f"{k}{space}{line.hyper[k]}" for k in keys if told(k, line.hyper[k]))
 
 
 def spread(values: list[float | None], factor: float, digits: int) -> str:
