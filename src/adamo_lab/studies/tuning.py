@@ -21,6 +21,7 @@ from .tables import BEST, FINAL, GROKKED, LOSS, SWA, SWA_LOSS
 
 HELD_OUT = 5000
 SHORT, LONG, FULL = 100, 150, 300  # epochs on CIFAR-100
+SUMS_EPOCHS, TEXT_EPOCHS = 5000, 50
 FRESH = 5  # seeds from here on have seen no trial
 ADAMW = {"lr": 8e-4, "weight_decay": 0.5}
 MATRICES = {**ADAMW, "decay_vectors": False}  # no decay of biases and norm layers
@@ -138,29 +139,16 @@ def vision(request: Request) -> list[RunConfig]:
 
 def final_vision(request: Request) -> list[RunConfig]:
     """The best trial of each at the full length, now with all training images."""
-    request = fresh(request)
-    return [
-        run_with(hyper, "cifar100", name, seed, FULL, request)
-        for seed in request.seeds
-        for name, hyper in FINAL_VISION_TRIALS
-    ]
+    return runs_of(FINAL_VISION_TRIALS, "cifar100", FULL, fresh(request))
 
 
 def adamo_on_sums(lr: float, ratio: float, decay: float) -> tuple[str, dict[str, Any]]:
     return "adamo", {**ADDITIVE, "lr": lr, "radial_lr_ratio": ratio, "weight_decay": decay}
 
 
-def on_sums(request: Request, trials: list[tuple[str, dict[str, Any]]]) -> list[RunConfig]:
-    return [
-        run_with(hyper, "grokking", name, seed, 5000, request)
-        for seed in request.seeds
-        for name, hyper in trials
-    ]
-
-
 def sums(request: Request) -> list[RunConfig]:
     theirs, ours = starmap(adamw, SUMS_ADAMW), starmap(adamo_on_sums, SUMS_ADAMO)
-    return on_sums(request, [*theirs, *ours])
+    return runs_of([*theirs, *ours], "grokking", SUMS_EPOCHS, request)
 
 
 def final_sums(request: Request) -> list[RunConfig]:
@@ -171,7 +159,7 @@ def final_sums(request: Request) -> list[RunConfig]:
         ("adamw_best", adamw(8e-3, 2.0)[1]),
         ("adamo_best", adamo_on_sums(8e-3, 0.5, 1.5)[1]),
     ]
-    return on_sums(fresh(request), trials)
+    return runs_of(trials, "grokking", SUMS_EPOCHS, fresh(request))
 
 
 def fresh(request: Request) -> Request:
@@ -180,28 +168,31 @@ def fresh(request: Request) -> Request:
     return replace(request, seeds=tuple(seed + shift for seed in request.seeds))
 
 
-def on_text(request: Request, trials: Sequence[tuple[str, dict[str, Any]]]) -> list[RunConfig]:
-    return [
-        run_with(hyper, "language", name, seed, 50, request)
-        for seed in request.seeds
-        for name, hyper in trials
-    ]
-
-
 def text(request: Request) -> list[RunConfig]:
-    return on_text(request, TEXT)
+    return runs_of(TEXT, "language", TEXT_EPOCHS, request)
 
 
 def final_text(request: Request) -> list[RunConfig]:
     """The best trial of each, and not on the seed of the trials."""
-    return on_text(fresh(request), FINAL_TEXT_TRIALS)
+    return runs_of(FINAL_TEXT_TRIALS, "language", TEXT_EPOCHS, fresh(request))
+
+
+def runs_of(
+    trials: Sequence[tuple[str, dict[str, Any]]], task: str, epochs: int, request: Request
+) -> list[RunConfig]:
+    """Every trial, (optimizer, hyper-parameters), with every seed."""
+    return [
+        run_with(hyper, task, name, seed, epochs, request)
+        for seed in request.seeds
+        for name, hyper in trials
+    ]
 
 
 TUNING_VISION = Study(
     name="tuning-cifar100",
     title="Tuning on CIFAR-100",
     about="Judged by 5,000 held-out training images. At the full length six trials each for AdamW "
-    "and AdamO; the shorter ones did not predict these.",
+    "and AdamO; the shorter ones came before.",
     kind="trials",
     runs=vision,
     metrics=(
