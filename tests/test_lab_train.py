@@ -14,7 +14,7 @@ import torch
 from adamo_lab.errors import LabError
 from adamo_lab.optimizers import FORM, OURS, RADIAL_SGD, SETTINGS, build, legal_arguments, settings
 from adamo_lab.records import Record, RunConfig
-from adamo_lab.tasks import TASKS
+from adamo_lab.tasks import TASKS, all_options
 from adamo_lab.tasks.base import Phase
 from adamo_lab.tasks.grokking import EmbeddingMLP, OneHotMLP, grokking_epoch
 from adamo_lab.train import CHECKPOINT, Run, Stopped, make_task, train
@@ -247,3 +247,18 @@ def test_every_task_is_in_the_table_with_its_options() -> None:
             make_task(
                 RunConfig(name, "adamw", 0, 1, {"lr": 1.0}, {"bacth": 3}), torch.device("cpu"), None
             )
+
+
+def test_an_option_that_came_later_leaves_the_ids_of_older_runs_alone() -> None:
+    plain = all_options("digits", {})
+    assert all_options("digits", {"schedule": "constant"}) == plain
+    assert all_options("digits", {"schedule": "cosine"}) == {**plain, "schedule": "cosine"}
+
+
+def test_the_learning_rate_of_digits_falls_along_a_cosine_where_asked(tmp_path: Path) -> None:
+    record = train(config("digits", "adamw", 4, width=4, schedule="cosine"), tmp_path)
+    first = settings("digits", "adamw")["lr"]
+    expected = [1.0, 0.8536, 0.5, 0.1464]
+    assert [row["lr"] / first for row in record.metrics] == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(LabError, match="'constant' or 'cosine', not 'linear'"):
+        train(config("digits", "adamw", 1, schedule="linear"), tmp_path)

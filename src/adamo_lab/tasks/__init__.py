@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ class Info:
 
     about: str
     epochs: int  # the full length
-    defaults: Mapping[str, Any]  # every option; a run's config holds them all
+    defaults: Mapping[str, Any]  # a run's config holds all of these
+    later: Mapping[str, Any] = field(default_factory=dict)  # younger: held where changed; ids stay
 
 
 # "watch" records the spread of the gradient's norm, "snapshots" keeps weights for a landscape.
@@ -46,6 +47,7 @@ TASKS = {
         "a small BatchNorm network on scikit-learn's handwritten digits: seconds on a CPU",
         40,
         {"batch": 50, "width": 32, **WATCHING},
+        {"schedule": "constant"},  # or "cosine", to zero
     ),
     "grokking": Info(
         "modular addition, p = 97: when does generalization set in?",
@@ -109,9 +111,10 @@ def task_class(name: str) -> type[Task]:
 
 def all_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """A task's options with a user's changes, every name checked."""
-    defaults = info(name).defaults
+    task = info(name)
+    known = {**task.defaults, **task.later}
     for option in changes:
-        if option not in defaults:
-            known = ", ".join(defaults)
-            raise LabError(f"{name} has no option {option!r}; it has {known}")
-    return {**defaults, **changes}
+        if option not in known:
+            raise LabError(f"{name} has no option {option!r}; it has {', '.join(known)}")
+    held = {k: v for k, v in changes.items() if k in task.defaults or v != known[k]}
+    return {**task.defaults, **held}

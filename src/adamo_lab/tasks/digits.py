@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +46,9 @@ class Digits(Task):
     title = "Handwritten digits"
 
     def load(self) -> None:
+        self.schedule = self.options.get("schedule", "constant")
+        if self.schedule not in ("constant", "cosine"):
+            raise LabError(f"schedule must be 'constant' or 'cosine', not {self.schedule!r}")
         images, labels = made_digits() if self.config.synthetic else load_digits()
         images, labels = images.to(self.device), labels.to(self.device)
         self.train = images[:TRAIN_SIZE], labels[:TRAIN_SIZE]
@@ -78,6 +82,11 @@ class Digits(Task):
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
         images, labels = batch
         return F.cross_entropy(model(images), labels, label_smoothing=phase.label_smoothing)
+
+    def phase(self, epoch: int) -> Phase:
+        if self.schedule == "constant":
+            return Phase()
+        return Phase(lr_factor=(1 + math.cos(math.pi * epoch / self.config.epochs)) / 2)
 
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
         images, labels = self.test
