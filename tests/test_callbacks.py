@@ -156,6 +156,12 @@ def test_with_rules_keeps_options_and_order() -> None:
     ]
 
 
+def test_with_rules_takes_a_single_tensor_for_a_group() -> None:
+    model = nn.Linear(4, 2)
+    groups = with_rules([{"params": model.weight, "lr": 0.5}], model, torch.randn(8, 4))
+    assert [(g["rule"], g["lr"], g["params"][0][0]) for g in groups] == [("general", 0.5, "weight")]
+
+
 def test_with_rules_refuses_parameters_of_another_model() -> None:
     stranger = nn.Parameter(torch.zeros(3, 2))
     with pytest.raises(ValueError, match=r"shape \(3, 2\) in group 0 is none of the model's"):

@@ -194,3 +194,61 @@ def test_an_unused_optimizer_and_low_precision_state() -> None:
     assert new.state[p]["exp_avg"].dtype == torch.float32
     new.step()
     assert torch.isfinite(p).all()
+
+
+schedulers = torch.optim.lr_scheduler
+SCHEDULES: dict[str, Any] = {
+    "cosine": lambda o: schedulers.CosineAnnealingLR(o, 20),
+    "one cycle": lambda o: schedulers.OneCycleLR(o, 1e-2, total_steps=40),
+    "sequential": lambda o: schedulers.SequentialLR(
+        o,
+        [schedulers.LinearLR(o, 0.1, total_iters=4), schedulers.CosineAnnealingLR(o, 16)],
+        milestones=[4],
+    ),
+    "chained": lambda o: schedulers.ChainedScheduler(
+        [schedulers.ExponentialLR(o, 0.9), schedulers.StepLR(o, 3)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("change", [2, 8])
+def test_a_scheduler_goes_on(name: str, change: int) -> None:
+    rates = []
+    for changes in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3).double()
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scheduler = SCHEDULES[name](optimizer)
+        seen = []
+        for t in range(16):
+            if changes and t == change:
+                optimizer = AdamO.from_adamw(optimizer, scheduler=scheduler)
+            step(model, optimizer)
+            scheduler.step()
+            seen.append(optimizer.param_groups[0]["lr"])
+        rates.append(seen)
+    assert rates[0] == pytest.approx(rates[1], rel=1e-12)
+    assert len(set(rates[1][change:])) > 3
+
+
+def test_several_schedulers_and_a_foreign_one() -> None:
+    _, adamw = trained(torch.optim.AdamW)
+    _, other = trained(torch.optim.AdamW)
+    first, second = SCHEDULES["cosine"](adamw), schedulers.ReduceLROnPlateau(adamw)
+    optimizer = AdamO.from_adamw(adamw, scheduler=[first, second])
+    assert first.optimizer is optimizer
+    assert second.optimizer is optimizer
+    with pytest.raises(ValueError, match="StepLR is no scheduler of this optimizer"):
+        AdamO.from_adamw(adamw, scheduler=schedulers.StepLR(other, 3))
+
+
+def test_a_layer_that_was_frozen_since_keeps_its_moments() -> None:
+    model, adamw = trained(torch.optim.AdamW)
+    adamw.zero_grad()
+    weight = model[0].weight.requires_grad_(False)
+    optimizer = AdamO.from_adamw(adamw)
+    assert torch.equal(optimizer.state[weight]["exp_avg"], adamw.state[weight]["exp_avg"])
+    before = weight.clone()
+    step(model, optimizer)
+    assert torch.equal(weight, before)

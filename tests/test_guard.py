@@ -57,6 +57,14 @@ def test_the_constructor_warns_of_collapsing_decay(options: dict[str, Any], warn
         assert caught[0].filename == __file__  # points at the user's line
 
 
+def test_a_group_that_is_added_later_warns_as_well() -> None:
+    optimizer = AdamO.radial_sgd([weight(4, 3)])
+    with pytest.warns(UserWarning, match="of every weight") as caught:
+        optimizer.add_param_group({"params": [weight(4, 3)], "weight_decay": 0.1})
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
 def test_no_warning_where_nothing_decays() -> None:
     groups = [{"params": [weight(4, 3)], "rule": "scale_invariant"}]
     AdamO.radial_sgd(groups, weight_decay=1.0, tangential="auto")  # a warning would be an error
@@ -100,6 +108,18 @@ def test_one_step_changes_the_norm_by_a_factor_of_two_at_most(radial: str, forea
 
 
 @BACKENDS
+@pytest.mark.parametrize("rule", ["general", "scale_invariant", "low_dim"])
+def test_the_bound_on_a_turn_shows_up_only_where_it_holds(rule: str, foreach: bool) -> None:
+    for lr in (1.4e-3, 1.6e-3):
+        p = weight(20, 9)
+        optimizer = AdamO([{"params": [p], "rule": rule}], lr=lr, foreach=foreach)
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+        bounded = rule == "scale_invariant" and lr > 1.5e-3
+        assert last(optimizer)["guard_turn"] == float(bounded)
+
+
+@BACKENDS
 @pytest.mark.parametrize("angular_rms", [0.015, None, "equilibrium"], ids=str)
 @pytest.mark.parametrize("lr", [1e-2, 1.0, 100.0])
 def test_one_step_turns_a_weight_by_a_tenth_at_most(
@@ -114,6 +134,7 @@ def test_one_step_turns_a_weight_by_a_tenth_at_most(
         p.grad = torch.ones_like(p)
         optimizer.step()
         turned[guard] = float(last(optimizer)["angle"])
+        assert last(optimizer)["guard_turn"] == float(guard)
     assert turned[True] == pytest.approx(0.1, rel=0.02)
     assert turned[False] > 1.05 * turned[True]
 

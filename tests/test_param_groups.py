@@ -652,6 +652,24 @@ def test_nothing_is_touched(fails: bool, dtype: torch.dtype) -> None:
     assert [key for key in before if before[key] != after[key]] == []
 
 
+def test_a_batchnorm_frozen_in_a_model_in_train_mode_is_a_linear_map() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    assert rules(param_groups(model, vectors()))["0.weight"] == "scale_invariant"
+    assert rules(param_groups(model.eval(), vectors()))["0.weight"] == "scale_invariant"
+    model.train()[1].eval()
+    assert rules(param_groups(model, vectors()))["0.weight"] == "general"
+    assert [module.training for module in model] == [True, False, True]
+
+
+def test_an_override_may_carry_any_key_but_not_a_misspelt_option() -> None:
+    model = nn.Linear(WIDTH, 3)
+    overrides = {"weight": {"lr_scale": 0.5, "initial_lr": 1.0}}
+    group = next(g for g in param_groups(model, overrides=overrides) if "lr_scale" in g)
+    assert group["lr_scale"] == 0.5
+    with pytest.raises(ValueError, match="'weight_decy': did you mean 'weight_decay'"):
+        param_groups(model, overrides={"weight": {"weight_decy": 0.0}})
+
+
 def test_gradients_outside_the_model_are_not_touched() -> None:
     temperature = nn.Parameter(torch.ones(()))
     model = nn.Linear(WIDTH, 3)

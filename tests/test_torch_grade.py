@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp._flat_param import FlatParameter
 
 from adamo_optim import AdamO
-from adamo_optim.options import FORM, PAPER, RADIAL_SGD
+from adamo_optim.options import DEFAULTS, FORM, PAPER, RADIAL_SGD
 
 BACKENDS = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
 
@@ -328,6 +329,29 @@ def test_memory_layouts_do_not_matter(options: dict[str, Any], foreach: bool) ->
         torch.testing.assert_close(p, plain, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "backend", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str
+)
+@pytest.mark.parametrize("rows", [4, 8])
+def test_a_parameter_of_another_shape_is_an_error_that_names_it(
+    backend: dict[str, Any], rows: int
+) -> None:
+    memory = torch.zeros(8, 3)
+    p = nn.Parameter(torch.ones(6, 3))
+    optimizer = AdamO([("table", p)], **backend)
+    p.grad = torch.ones(6, 3)
+    optimizer.step()
+    p.data, p.grad = memory[:rows], None
+    p.grad = torch.ones(rows, 3)
+    with pytest.raises(RuntimeError, match=r"table had the shape \(6, 3\) and now has \(\d, 3\)"):
+        optimizer.step()
+    assert memory.count_nonzero() == 0
+    optimizer.state.pop(p)
+    optimizer.step()
+    assert memory.count_nonzero() == 3 * rows
+    assert optimizer.state[p]["step"] == 1
+
+
 @BACKENDS
 def test_expanded_gradients_empty_and_0d_parameters(foreach: bool) -> None:
     params = [nn.Parameter(torch.randn(s)) for s in ((4, 5), (0, 3), (), (0,))]
@@ -559,3 +583,43 @@ def test_a_bad_group_leaves_the_optimizer_as_it_was() -> None:
         optimizer.add_param_group({"params": [torch.zeros(3, dtype=torch.long)]})
     assert len(optimizer.param_groups) == 1
     train(model, optimizer, range(2))
+
+
+def test_the_signature_has_the_defaults_of_the_table() -> None:
+    parameters = inspect.signature(AdamO.__init__).parameters
+    stated = {n: p.default for n, p in parameters.items() if n not in ("self", "params")}
+    assert stated == {
+        n: v for n, v in DEFAULTS.items() if n not in ("rule", "rule_reason", "schema")
+    }
+
+
+def test_differentiable_stays_what_it_was() -> None:
+    p = nn.Parameter(torch.ones(3, 2))
+    optimizer = AdamO([p])
+    optimizer.param_groups[0]["differentiable"] = True
+    p.grad = torch.ones(3, 2)
+    with pytest.raises(ValueError, match="stay what it was when AdamO was built"):
+        optimizer.step()
+
+
+def test_a_bias_may_be_replaced_after_a_group_was_dropped() -> None:
+    layers = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    optimizer = AdamO([{"params": list(layer.parameters())} for layer in layers])
+    for layer in layers:
+        layer(torch.ones(4, 3)).sum().backward()
+    del optimizer.param_groups[1]
+    optimizer.step()
+    bias = layers[0].bias = nn.Parameter(torch.zeros(2))
+    optimizer.param_groups[0]["params"][1] = bias
+    layers[0](torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    assert bias.count_nonzero() == 2
+
+
+def test_a_state_of_sgd_is_called_foreign() -> None:
+    p = nn.Parameter(torch.ones(3, 2))
+    sgd = torch.optim.SGD([p], lr=0.1, momentum=0.9)
+    p.grad = torch.ones(3, 2)
+    sgd.step()
+    with pytest.raises(ValueError, match="was not written by AdamO"):
+        AdamO([p]).load_state_dict(sgd.state_dict())

@@ -108,6 +108,32 @@ def test_the_laws_are_those_of_control() -> None:
             torch.testing.assert_close(y.double(), x.double(), rtol=1e-11, atol=1e-13, msg=name)
 
 
+CHANNELS_LAST = torch.channels_last
+
+
+@pytest.mark.parametrize("previous", ["exact", "sampled"])
+@pytest.mark.parametrize("how", ["loaded", "converted"])
+def test_a_state_in_another_layout_is_laid_out_anew(how: str, previous: str) -> None:
+    """Kernels see addresses only: moments of one layout must not meet weights of another."""
+    ends = []
+    for step in (fused_step, AdamO.step):
+        (p,) = parameters((32, 6, 3, 3))
+        optimizer = AdamO([p], foreach=False, fused=False, previous_gradient=previous)
+        for seed in range(5):
+            if seed == 2:
+                p.data = p.data.contiguous(memory_format=CHANNELS_LAST)
+                if how == "loaded":
+                    saved = optimizer.state_dict()
+                    optimizer = AdamO([p], foreach=False, fused=False, previous_gradient=previous)
+                    optimizer.load_state_dict(saved)
+            give_gradients([p], seed)
+            step(optimizer)
+        ends.append((p.detach(), *optimizer.state[p].values()))
+        assert optimizer.state[p]["exp_avg"].stride() == p.stride()
+    for x, y in zip(*ends, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-7)
+
+
 def test_chunks_tails_and_layouts() -> None:
     """Tensors larger than a chunk, odd tails, channels_last, another layout of the gradient."""
     make = [(70, 67), (3, 1024), (16, 8, 3, 3), (33,), (0, 4)]

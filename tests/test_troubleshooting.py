@@ -52,6 +52,13 @@ def became_strided() -> None:
     optimizer.step()
 
 
+def reshaped() -> None:
+    p = parameter()
+    optimizer = AdamO([p])
+    p.data = torch.ones(6, 2)
+    optimizer.step()
+
+
 def uncopyable() -> list[dict[str, Any]]:
     model = nn.Linear(4, 2)
     model.lock = (item for item in ())  # generators cannot be copied
@@ -108,7 +115,8 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         lambda: AdamO([parameter()], fused=True, foreach=True),
         "`fused` and `foreach` cannot be `True` together.",
     ),
-    (became_strided, "the native kernel takes dense tensors only, and …"),
+    (became_strided, "fused=True cannot be honoured for …"),
+    (reshaped, "… had the shape … and now has …, which its state does not fit."),
     (rounding, "rounding='stochastic' is for bfloat16 parameters, … is float16"),
     (two_kinds, "differentiable must be the same for all groups"),
     (foreign_state, "this state_dict was not written by AdamO."),

@@ -121,6 +121,7 @@ class Second(NamedTuple):
     guarded_factor: Tensor
     guarded_decay: Tensor
     guarded_update: Tensor
+    guarded_turn: Tensor
 
 
 def root(x: Tensor) -> Tensor:
@@ -275,7 +276,10 @@ def after(
 
     # the tangential step, u without its radial part: added, or a pure rotation
     angular = (o.angular == 1) | keeps_norm(o, traits)
-    k = o.lr * norm / unit_of_angles(o, traits, first.scale_invariant, initial_norm)
+    unit = unit_of_angles(o, traits, first.scale_invariant, initial_norm)
+    smallest = o.lr / (TURN_BOUND * traits.inverse_root)
+    guarded_turn = guard & radial & angular & (unit < smallest)
+    k = o.lr * norm / torch.where(guarded_turn, smallest, unit)
     stretch = (1 + k * k * across / ww).sqrt()
     a1 = torch.where(angular, factor * (1 + k * along) / stretch, factor + o.lr * along) - 1
     b = torch.where(angular, factor * k / stretch, o.lr)
@@ -287,7 +291,8 @@ def after(
     ahead, aside = 1 + a1 - b * along, b * b * across / ww
     turned = ahead / (ahead * ahead + aside).clamp(min=torch.finfo(ww.dtype).tiny).sqrt()
     c = memory.radial_momentum * torch.where(radial, turned, 1 + zero)
-    second = Second(a1, shrink * b, guarded_factor, guarded_decay, guarded_update)
+    flags = (guarded_factor, guarded_decay, guarded_update, guarded_turn)
+    second = Second(a1, shrink * b, *flags)
     return second, memory._replace(radial_momentum=c)
 
 
@@ -306,6 +311,4 @@ def unit_of_angles(
     resting = o.lr / (2 * torch.where(decays, rate, torch.ones_like(rate))).sqrt()
     resting = torch.where(decays, resting / traits.inverse_root, initial_norm)
     chosen = torch.where(o.angular_rms > 0, o.angular_rms / traits.inverse_root, resting)
-    chosen = torch.where(torch.isnan(o.angular_rms), initial_norm, chosen)
-    smallest = o.lr / (TURN_BOUND * traits.inverse_root)
-    return torch.where(o.guard > 0, torch.maximum(chosen, smallest), chosen)
+    return torch.where(torch.isnan(o.angular_rms), initial_norm, chosen)

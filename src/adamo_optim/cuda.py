@@ -52,23 +52,12 @@ def unsupported(p: Tensor, group: dict[str, Any]) -> str:
         return f"the fused CUDA kernel does not take {p.dtype}"
     if type(p) not in (Tensor, torch.nn.Parameter):
         return f"the fused CUDA kernel does not take {type(p).__name__}"
-    if not is_dense(p):
+    if not geometry.is_dense(p):
         return "the fused CUDA kernel takes dense tensors only, and this one is strided"
     rows_apart = p.dim() > 1 and p.shape[0] > 1 and p.stride(0) != p.numel() // p.shape[0]
     if group["previous_gradient"] == "sampled" and rows_apart:
         return "the rows that previous_gradient='sampled' keeps are scattered in this layout"
     return ""
-
-
-def is_dense(x: Tensor) -> bool:
-    """True if the entries fill one piece of memory, in whatever order of dimensions."""
-    expected = 1
-    for size, stride in sorted(zip(x.shape, x.stride(), strict=True), key=lambda s: s[::-1]):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 class Kind(NamedTuple):
@@ -241,7 +230,9 @@ class Plan:
                 result[slot] = torch.empty_like(self.params[slot], dtype=g.dtype).copy_(g)
         return result
 
-    def launch(self, key: Any, kernel: Any, count: int, *args: Any, **constants: Any) -> None:
+    def launch(
+        self, key: Any, kernel: Any, count: int, *args: Any, num_warps: int, **constants: Any
+    ) -> None:
         """Launch a kernel; from the second time on without Triton's inspection of the arguments.
 
         ``key`` names what may differ between calls with this plan; the rest is the same tables.
@@ -250,11 +241,9 @@ class Plan:
         if runner is not None:
             runner(*args, *constants.values())
             return
-        warps = constants.pop("num_warps")
-        compiled = kernel[(count,)](*args, **constants, num_warps=warps)
+        compiled = kernel[(count,)](*args, **constants, num_warps=num_warps)
         if key is not None and hasattr(compiled, "__getitem__"):  # the interpreter returns None
-            runner = compiled[(count, 1, 1)]
-            self.runners[key] = lambda *a: runner(*a[:-1])  # num_warps is compiled in
+            self.runners[key] = compiled[(count, 1, 1)]
 
 
 def _aligned(pointers: list[list[int]]) -> bool:
@@ -433,6 +422,6 @@ def record(plan: Plan) -> Record:
     rows = list(plan.coefficients.clone().unbind())
     flags = {name: rows[k] > 0 for k, name in enumerate(First._fields) if name in FLAGS}
     first = First(*rows[:15])._replace(**flags)
-    second = Second(*rows[15:17], *(row > 0 for row in rows[17:20]))
-    sums, (uw, uu, tau, active) = Sums(*rows[20:25]), rows[25:]
+    second = Second(*rows[15:17], *(row > 0 for row in rows[17:21]))
+    sums, (uw, uu, tau, active) = Sums(*rows[21:26]), rows[26:]
     return Record(sums, uw, uu, first, second, tau, active > 0)

@@ -28,6 +28,7 @@ def quantities(last: Record) -> dict[str, Tensor]:
     guard_factor              1 where the radial factor of the step met its bound
     guard_decay               1 where decay was skipped for a small norm
     guard_update              1 where the root mean square of Adam's quotient met its bound
+    guard_turn                1 where the angle of a turn met its bound
     guard_noise               1 where the tangential gradient was at rounding level
     guard_nonfinite           1 where the gradient was not finite and the block was left alone
     ========================  =================================================================
@@ -53,6 +54,7 @@ def quantities(last: Record) -> dict[str, Tensor]:
         "guard_factor": second.guarded_factor.to(ww.dtype),
         "guard_decay": second.guarded_decay.to(ww.dtype),
         "guard_update": second.guarded_update.to(ww.dtype),
+        "guard_turn": second.guarded_turn.to(ww.dtype),
         "guard_noise": (first.live & ~first.use_gradient).to(ww.dtype),
         "guard_nonfinite": (last.active & ~first.live).to(ww.dtype),
     }

@@ -267,6 +267,16 @@ def place_like(x: Any, p: Any) -> Tensor:
     return x.redistribute(p.device_mesh, p.placements)
 
 
+def lay_out_like(x: Tensor, p: Tensor) -> Tensor:
+    """``x``, of the shape and placements of ``p``, in the memory layout of a new tensor like it."""
+    here = local(x)
+    there = torch.empty_like(local(p), device="meta")
+    if here.stride() == there.stride() or here.numel() == 0:
+        return x
+    copy = torch.empty_strided(there.shape, there.stride(), dtype=x.dtype, device=x.device)
+    return shard_like(copy.copy_(here), p) if is_sharded(p) else copy.copy_(here)
+
+
 def shard_like(x: Tensor, p: Any) -> Tensor:
     """This rank's values as a DTensor in the place of ``p``; they may have a last dimension more.
 
@@ -340,8 +350,9 @@ def places_of_shard(p: Tensor) -> Tensor | int:
     places = torch.as_tensor(places, device=shard.device).expand(shard.shape)
     inside = torch.arange(shard.numel(), device=shard.device)
     first = int(places.flatten()[0])
-    dense = torch.ops.aten.is_non_overlapping_and_dense(shard)
-    if dense and bool((places == first + inside.as_strided(shard.shape, shard.stride())).all()):
+    if is_dense(shard) and bool(
+        (places == first + inside.as_strided(shard.shape, shard.stride())).all()
+    ):
         return first
     return places
 

@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from . import geometry
 from .options import DEFAULTS, users_level
 from .rules import rule_of
-from .state import set_mean_square
+from .state import initialize, set_mean_square
 
 if TYPE_CHECKING:
     from .optimizer import AdamO
 
-TAKEN_OVER = ("lr", "betas", "eps", "maximize", "capturable")
 FOREIGN = ("amsgrad", "decoupled_weight_decay", "foreach", "fused", "differentiable")
 
 
-def from_adamw(cls: type[AdamO], optimizer: Optimizer, options: dict[str, Any]) -> AdamO:
+def from_adamw(
+    cls: type[AdamO], optimizer: Optimizer, scheduler: Any, options: dict[str, Any]
+) -> AdamO:
     r"""AdamO with the groups, step counts and moments of a live ``AdamW`` or ``Adam``.
 
     lr, betas, eps and maximize are taken over, and the weight decay is translated: see
@@ -32,11 +34,12 @@ def from_adamw(cls: type[AdamO], optimizer: Optimizer, options: dict[str, Any]) 
     Args:
         optimizer: a ``torch.optim.AdamW`` or ``torch.optim.Adam`` without amsgrad. Adam's coupled
             weight decay is taken over as a decoupled one, with a warning.
+        scheduler: a learning rate scheduler of it, or several, which then move AdamO's instead;
+            those that a ``SequentialLR`` or ``ChainedScheduler`` is made of come along.
         options: AdamO's options; they win over what is taken over.
 
     Example:
-        >>> optimizer = AdamO.from_adamw(optimizer)
-        >>> scheduler.optimizer = optimizer
+        >>> optimizer = AdamO.from_adamw(optimizer, scheduler=scheduler)
     """
     if not isinstance(optimizer, Adam):  # AdamW is a subclass
         raise TypeError(
@@ -45,12 +48,32 @@ def from_adamw(cls: type[AdamO], optimizer: Optimizer, options: dict[str, Any]) 
         )
     new = cls([_group(group, options) for group in optimizer.param_groups], **options)
     with torch.no_grad():
-        for p, _, group, _ in new._parameters():
+        for p, _, group, number in new._parameters():
             old = optimizer.state.get(p)
             if old:
+                initialize(new.state[p], p, group, number)  # also if it has been frozen since
                 _take_over(new.state[p], old, p, group)
     new._forget_layout()
+    if scheduler is not None:
+        _Unchanged(new)
+        for one in scheduler if isinstance(scheduler, list | tuple) else [scheduler]:
+            _move_scheduler(one, optimizer, new)
     return new
+
+
+class _Unchanged(LRScheduler):
+    """Leaves the learning rate alone: schedulers ask that one was built on their optimizer."""
+
+    def get_lr(self) -> list[Any]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+def _move_scheduler(scheduler: Any, old: Optimizer, new: AdamO) -> None:
+    if getattr(scheduler, "optimizer", None) not in (old, new):
+        raise ValueError(f"{type(scheduler).__name__} is no scheduler of this optimizer")
+    scheduler.optimizer = new
+    for part in getattr(scheduler, "_schedulers", ()):
+        _move_scheduler(part, old, new)
 
 
 def _group(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -176,6 +176,7 @@ class AdamO(Optimizer):
         self._forget_layout()
         super().__init__(params, defaults)
         warn_of_collapse([group for p, _, group, _ in self._parameters() if decays(p, group)])
+        self._is_built = True
 
     @classmethod
     def paper(cls, params: ParamsT, **options: Any) -> AdamO:
@@ -196,9 +197,9 @@ class AdamO(Optimizer):
         return cls(params, **{**RADIAL_SGD, **options})
 
     @classmethod
-    def from_adamw(cls, optimizer: Optimizer, **options: Any) -> AdamO:
+    def from_adamw(cls, optimizer: Optimizer, scheduler: Any = None, **options: Any) -> AdamO:
         """Continue a running ``torch.optim.AdamW`` or ``Adam``; see :mod:`adamo_optim.migrate`."""
-        return migrate.from_adamw(cls, optimizer, options)
+        return migrate.from_adamw(cls, optimizer, scheduler, options)
 
     @_use_grad_for_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -237,8 +238,7 @@ class AdamO(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            if group["differentiable"] != self.defaults["differentiable"]:
-                raise ValueError("differentiable must be the same for all groups")
+            self._check_differentiable(group)
             for p, name in _named(len(self.param_groups) - 1, group):
                 geometry.check_parameter(p, name)
                 choose(p, group, name)
@@ -247,6 +247,15 @@ class AdamO(Optimizer):
             raise
         self._known.update(map(id, group["params"]))
         self._populate()
+        if self.__dict__.get("_is_built") and any(decays(p, group) for p in group["params"]):
+            warn_of_collapse([group])
+
+    def _check_differentiable(self, group: dict[str, Any]) -> None:
+        if group["differentiable"] != self.defaults["differentiable"]:
+            raise ValueError(
+                "differentiable must be the same for all groups, and stay what it was when AdamO "
+                "was built"
+            )
 
     def explain(self) -> Explanation:
         """Which rule and backend each parameter got, and why."""
@@ -291,6 +300,7 @@ class AdamO(Optimizer):
         source: StateDict = {}
 
         def look(_: Optimizer, final: StateDict) -> None:
+            _check_schema(final["param_groups"])
             self._check_state(final)
             source.update(final)
 
@@ -318,8 +328,6 @@ class AdamO(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         source = self.__dict__.get("_loading")
-        if source is not None:
-            _check_schema(source["param_groups"])
         super().__setstate__(state)
         self._forget_layout()
         before = {**DEFAULTS, **FORM}  # what the options meant that an old checkpoint has not got
@@ -356,11 +364,14 @@ class AdamO(Optimizer):
         """Every parameter once, with its name, group and running number."""
         seen: set[int] = set()
         number = 0
-        for g, group in enumerate(self.param_groups):
-            for p, name in _named(g, group):
+        groups = [list(_named(g, group)) for g, group in enumerate(self.param_groups)]
+        uses = Counter(name for named in groups for name in {name for _, name in named})
+        for g, named in enumerate(groups):
+            for p, name in named:
                 if id(p) not in seen:
                     seen.add(id(p))
-                    yield p, name, group, number
+                    unique = name if uses[name] == 1 else f"group{g}.{name}"
+                    yield p, unique, self.param_groups[g], number
                 number += 1
 
     def _trains(self, p: Tensor) -> bool:
@@ -368,8 +379,9 @@ class AdamO(Optimizer):
 
     def _populate(self) -> None:
         """State exists before the first step, so that saving a fresh optimizer changes nothing."""
-        for p, _, group, number in self._parameters():
+        for p, name, group, number in self._parameters():
             if self._trains(p):
+                _check_shape(self.state[p].get("exp_avg"), p, name)
                 initialize(self.state[p], p, group, number)
 
     @torch._disable_dynamo
@@ -400,7 +412,9 @@ class AdamO(Optimizer):
     def _lay_out(self) -> None:
         for group in self.param_groups:
             check_options(group)
+            self._check_differentiable(group)
         self._check_swapped()
+        self._known = {id(p) for group in self.param_groups for p in group["params"]}
         self._populate()
         self._resting = []
         self._on_mesh = Counter()
@@ -439,6 +453,15 @@ def _named(index: int, group: dict[str, Any]) -> Iterator[tuple[Tensor, str]]:
     if len(names) != len(params):  # none given, or a wrapper has put in other parameters
         names = [f"group{index}.param{i}" for i in range(len(params))]
     return zip(params, names, strict=True)
+
+
+def _check_shape(m: Tensor | None, p: Tensor, name: str) -> None:
+    if m is not None and not m.is_meta and m.shape != p.shape:
+        raise RuntimeError(
+            f"{name} had the shape {tuple(m.shape)} and now has {tuple(p.shape)}, which its state "
+            "does not fit. Let it start afresh with optimizer.state.pop(parameter), or build a new "
+            "AdamO."
+        )
 
 
 def _check_schema(groups: Iterable[dict[str, Any]]) -> None:

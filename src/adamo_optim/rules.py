@@ -23,19 +23,28 @@ def rule_of(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
     declared, reason = group["rule"], group["rule_reason"]
     if declared != "auto":
         return declared, reason or "declared by its group"
-    threshold = group["low_dim"]
+    general = ("general", reason or "by shape; scale invariance was not examined")
+    return low_dim_by_shape(p, group["low_dim"]) or general
+
+
+def low_dim_by_shape(p: Tensor, threshold: str | int | None) -> tuple[str, str] | None:
+    """LowDim(w): rule and reason, or None."""
     if threshold is not None and p.dim() <= 1:
         return "low_dim", "dim <= 1"
     if isinstance(threshold, int) and p.numel() < threshold:
         return "low_dim", f"numel < {threshold}"
-    return "general", reason or "by shape; scale invariance was not examined"
+    return None
+
+
+def norm_moves(rule: str, group: dict[str, Any]) -> bool:
+    """Whether a parameter has a radial part: decay, and a step size for it."""
+    turns_only = rule == "scale_invariant" and group["tangential"] != "additive"
+    return rule != "low_dim" and not turns_only
 
 
 def decays(p: Tensor, group: dict[str, Any]) -> bool:
     """Whether weight decay changes the norm of a parameter."""
-    rule, _ = rule_of(p, group)
-    turns = rule == "scale_invariant" and group["tangential"] != "additive"
-    return rule != "low_dim" and not turns
+    return norm_moves(rule_of(p, group)[0], group)
 
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -86,8 +95,7 @@ def _unwrapped(name: str) -> str:
 
 def needs_previous_gradient(rule: str, group: dict[str, Any]) -> bool:
     """Only the radial step size uses g⁻, only with curvature, and only if the norm moves."""
-    keeps_norm = rule == "scale_invariant" and group["tangential"] != "additive"
-    return rule != "low_dim" and not keeps_norm and group["curvature_target"] is not None
+    return norm_moves(rule, group) and group["curvature_target"] is not None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import difflib
 import inspect
 import math
 import random
@@ -21,6 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
+
+from .options import DEFAULTS, check_low_dim
+from .rules import low_dim_by_shape
 
 RULES = ("low_dim", "scale_invariant", "general", "auto")
 NOT_EXAMINED = ("auto", "not examined: no example batch was given")
@@ -65,10 +69,11 @@ def param_groups(
     .. math:: J(w)\,w = 0 \quad\Longrightarrow\quad \langle g, w\rangle = 0
 
     A few backward passes with random cotangents therefore examine all weights at once. They run in
-    train mode on a float64 copy whose norm layers have a negligible eps and whose constant
-    parameters are perturbed: a bias that starts at zero hides that W x + b depends on the scale
-    of W, and a zero weight lets no gradient through. The model, its gradients and flags and the
-    random state stay as they are.
+    train mode, modules in eval mode inside a model in train mode (a frozen BatchNorm) excepted, on
+    a float64 copy whose norm layers have a negligible eps and whose constant parameters are
+    perturbed: a bias that starts at zero hides that W x + b depends on the scale of W, and a zero
+    weight lets no gradient through. The model, its gradients and flags and the random state stay
+    as they are.
 
     Args:
         model: the model, before it is wrapped for distributed training; where wrapping replaces
@@ -113,7 +118,9 @@ def param_groups(
         shared = {} if low_dim == "auto" else {"low_dim": low_dim}  # AdamO decides, so tell it
     else:
         verdicts = _examine(model, example_batch, forward or _call, trials, tolerance)
-        verdicts |= {n: v for n, p in model.named_parameters() if (v := _low_dim(p, low_dim))}
+        verdicts |= {
+            n: v for n, p in model.named_parameters() if (v := low_dim_by_shape(p, low_dim))
+        }
         shared = {}
     groups: dict[tuple[object, ...], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
@@ -133,8 +140,7 @@ def _check(
 ) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    if low_dim not in ("auto", None) and not (type(low_dim) is int and low_dim >= 0):
-        raise ValueError(f'low_dim must be "auto", an integer >= 0 or None, got {low_dim!r}.')
+    check_low_dim(low_dim)
     if type(trials) is not int or trials < 1:
         raise ValueError(f"trials must be an integer >= 1, got {trials!r}.")
     if not 0.0 < tolerance < 1.0:
@@ -151,14 +157,6 @@ def _check(
                 f"Parameter {name!r} is on the meta device and has no values: materialize the "
                 "model on a real device first."
             )
-
-
-def _low_dim(parameter: Tensor, threshold: str | int | None) -> Verdict | None:
-    if threshold is not None and parameter.dim() <= 1:
-        return "low_dim", "dim <= 1"
-    if isinstance(threshold, int) and parameter.numel() < threshold:
-        return "low_dim", f"numel < {threshold}"
-    return None
 
 
 def _options_by_name(model: nn.Module, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -190,6 +188,9 @@ def _as_options(key: str, override: object) -> dict[str, Any]:
         raise ValueError(f"The rule of {key!r} must be one of {legal}, got {options['rule']!r}.")
     if written_here := {"params", "rule_reason"} & options.keys():
         raise ValueError(f"The override of {key!r} must not set {min(written_here)!r}.")
+    for name in options.keys() - DEFAULTS.keys():  # a group may carry anything, such as lr_scale
+        if meant := difflib.get_close_matches(str(name), DEFAULTS, n=1, cutoff=0.85):
+            raise ValueError(f"The override of {key!r} has {name!r}: did you mean {meant[0]!r}?")
     return options
 
 
@@ -253,7 +254,7 @@ def _isolation() -> Iterator[None]:
 
 
 def _float64_twin(model: nn.Module) -> nn.Module:
-    """A float64 copy in train mode, every weight trainable, every norm layer's eps negligible."""
+    """A float64 copy for training, every weight trainable, every norm layer's eps negligible."""
     # Hook-based weight_norm leaves computed weights in its module, which torch refuses to copy.
     computed = [t for t in _plain_tensors(model) if not t.is_leaf]
     try:
@@ -265,7 +266,9 @@ def _float64_twin(model: nn.Module) -> nn.Module:
         ) from error
     if not all(map(_has_float64, {p.device for p in twin.parameters()})):
         twin.cpu()
-    twin.double().train()
+    twin.double()
+    if not model.training:  # else as it stands: a BatchNorm in eval mode was frozen on purpose
+        twin.train()
     for tensor in (*twin.parameters(), *twin.buffers(), *_plain_tensors(twin)):
         tensor.data = tensor.data.to(WIDE.get(tensor.dtype, tensor.dtype))
     for parameter in twin.parameters():

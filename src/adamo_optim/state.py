@@ -91,12 +91,12 @@ def _forget_curvature(state: dict[str, Any]) -> None:
 
 
 def _buffer(old: Tensor | None, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """``old`` on the device and in the dtype it needs, or zeros in the layout of ``like``."""
+    """``old`` on the device, in the dtype and in the memory layout it needs, or zeros."""
     if like.is_complex():
         dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
-    if old is None or old.is_meta or old.shape != like.shape:
+    if old is None or old.is_meta:
         return torch.zeros_like(like, dtype=dtype, memory_format=torch.preserve_format)
-    return _move(geometry.place_like(old, like), like.device, dtype)
+    return geometry.lay_out_like(_move(geometry.place_like(old, like), like.device, dtype), like)
 
 
 def sampled_state(previous: Tensor, p: Tensor) -> bool:
@@ -180,6 +180,8 @@ class Bucket:
         vector = self._vector
         self.dtypes = [p.dtype for p in self.params]
         self.devices = [self.device] * len(self.params)
+        self.shapes = [p.shape for p in self.params]
+        self.strides = [p.stride() for p in self.params]
         self.table = OptionTable(self.sizes, self.device, self.dtype)
         self.traits = Traits(
             low_dim=vector([rule == "low_dim" for rule in self.rules]),
@@ -232,10 +234,14 @@ class Bucket:
         return self.backend == "differentiable"
 
     def is_current(self) -> bool:
-        """False when somebody moved a parameter or replaced a tensor of its state."""
+        """False when somebody changed a parameter's storage or replaced a tensor of its state."""
         if [p.dtype for p in self.params] != self.dtypes:
             return False
         if [p.device for p in self.params] != self.devices:
+            return False
+        if [p.shape for p in self.params] != self.shapes:
+            return False
+        if [p.stride() for p in self.params] != self.strides:
             return False
         if self.differentiable:
             return True

@@ -41,7 +41,8 @@ def with_rules(
     found = {p: (i, name) for i, group in enumerate(ruled) for name, p in group["params"]}
     result: dict[tuple[int, int], dict[str, Any]] = {}
     for g, group in enumerate(groups):
-        for entry in group["params"]:
+        entries = group["params"]
+        for entry in [entries] if isinstance(entries, Tensor) else entries:
             p: Tensor = entry[1] if isinstance(entry, tuple) else entry
             if p not in found:
                 raise ValueError(

@@ -36,7 +36,7 @@ NUMBERS = (
 )
 FLAGS = (
     *("live", "use_gradient", "keep_gradient", "low_dim", "scale_invariant", "guarded_scale"),
-    *("guarded_factor", "guarded_decay", "guarded_update"),
+    *("guarded_factor", "guarded_decay", "guarded_update", "guarded_turn"),
 )
 
 
@@ -65,7 +65,7 @@ def unsupported(p: Tensor) -> str:
         return f"the native kernel does not take {type(p).__name__}"
     if p.dtype not in DTYPES:
         return f"the native kernel does not take {p.dtype}"
-    if not torch.ops.aten.is_non_overlapping_and_dense(p):
+    if not geometry.is_dense(p):
         return "the native kernel takes dense tensors only, and this one is strided"
     module = kernel()
     return module if isinstance(module, str) else ""
@@ -134,10 +134,7 @@ def call_in_layout(work: Work, inverse_scale: float = 1.0, phase: int = ALL) -> 
         odd = call(work, inverse_scale, phase)
     if odd:
         names = ", ".join(bucket.names[blocks.slots[i]] for i in odd)
-        raise RuntimeError(
-            f"the native kernel takes dense tensors only, and {names} became strided after the "
-            "optimizer was built. Make it contiguous, or build AdamO with fused=False."
-        )
+        raise RuntimeError(f"the state of {names} no longer has the layout it was made with")
 
 
 def call(
@@ -172,30 +169,11 @@ def call(
 
 
 def lay_out_alike(work: Work, i: int) -> None:
-    """Give the state and the gradient of block ``i`` the memory layout of its parameter.
-
-    The state for good: it was loaded, or the parameter's layout changed. The gradient for this
-    step only.
-    """
-    bucket, blocks, *_ = work
-    p, state = bucket.params[blocks.slots[i]], bucket.states[blocks.slots[i]]
-    shard = geometry.local(p)
-    for key, column in (("exp_avg", blocks.m), ("exp_avg_sq", blocks.v)):
-        old = geometry.local(state[key])
-        if old.stride() != shard.stride():
-            new = copy_like(old, shard)
-            state[key] = geometry.shard_like(new, p) if geometry.is_sharded(p) else new
-            column[i] = geometry.as_real(new)
-    w, previous = blocks.w[i], blocks.previous[i]
-    blocks.g[i] = copy_like(blocks.g[i], w)
-    if previous is None:
-        return
-    like = w if previous.shape == w.shape else previous.contiguous()
-    if previous.stride() != like.stride():
-        blocks.previous[i] = new = copy_like(previous, like)
-        whole = geometry.is_sharded(state["previous_grad"])
-        state["previous_grad"] = geometry.shard_like(new, p) if whole else new
-    blocks.sampled[i] = copy_like(blocks.sampled[i], like)
+    """Give the gradient of block ``i`` the memory layout of its parameter, for this step."""
+    blocks, previous = work.blocks, work.blocks.previous[i]
+    blocks.g[i] = copy_like(blocks.g[i], blocks.w[i])
+    if previous is not None:
+        blocks.sampled[i] = copy_like(blocks.sampled[i], previous)
 
 
 def copy_like(x: Tensor, like: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ typedef struct {
     double a1, b;                                                             /* law 2 */
     double tau;
     bool live, use_gradient, keep_gradient, low_dim, scale_invariant, guarded_scale; /* law 1 */
-    bool guarded_factor, guarded_decay, guarded_update;                       /* law 2 */
+    bool guarded_factor, guarded_decay, guarded_update, guarded_turn;         /* law 2 */
 } Row;
 
 static inline double clamp(double x, double low, double high)
@@ -162,8 +162,8 @@ static void before(
 }
 
 /* The norm at which an additive step would turn a weight as far as an angular one does. */
-static double chosen_unit(const Options *o, const Traits *traits, bool scale_invariant,
-                          double initial_norm)
+static double unit_of_angles(const Options *o, const Traits *traits, bool scale_invariant,
+                             double initial_norm)
 {
     if (o->angular_rms > 0)
         return o->angular_rms / traits->inverse_root;
@@ -172,15 +172,6 @@ static double chosen_unit(const Options *o, const Traits *traits, bool scale_inv
     if (isnan(o->angular_rms) || !(rate > 0 && o->lr > 0))
         return initial_norm;
     return o->lr / (sqrt(2 * rate) * traits->inverse_root);
-}
-
-/* The same, under the guard not so small that the weight would turn too far. */
-static double unit_of_angles(const Options *o, const Traits *traits, bool scale_invariant,
-                             double initial_norm)
-{
-    const double chosen = chosen_unit(o, traits, scale_invariant, initial_norm);
-    const double smallest = o->lr / (TURN_BOUND * traits->inverse_root);
-    return o->guard > 0 && chosen < smallest ? smallest : chosen;
 }
 
 /* Law 2, with ⟨u,w⟩ and ‖u‖² in the row. */
@@ -219,7 +210,10 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
 
     /* the tangential step, u without its radial part: added, or a pure rotation */
     const bool angular = o->angular == 1 || keeps_norm(o, traits);
-    const double k = o->lr * norm / unit_of_angles(o, traits, row->scale_invariant, initial_norm);
+    const double unit = unit_of_angles(o, traits, row->scale_invariant, initial_norm);
+    const double smallest = o->lr / (TURN_BOUND * traits->inverse_root);
+    row->guarded_turn = guard && radial && angular && unit < smallest;
+    const double k = o->lr * norm / (row->guarded_turn ? smallest : unit);
     const double stretch = sqrt(1 + k * k * across / ww);
     double a1 = 0, b = row->live ? o->low_dim_scale * o->lr : 0;
     if (radial && angular) {
