@@ -91,7 +91,7 @@ SHAKESPEARE, WIKITEXT = {"corpus": "shakespeare"}, {"corpus": "wikitext2"}
 
 # task: the study, options of its task, AdamW's row, the result and how it reads
 TRANSLATED: dict[str, tuple[str, dict[str, Any], str, str, int, int]] = {
-    "CIFAR-100, SWA, %": ("table1", {}, "adamw_best", "swa_test_accuracy", 100, 2),
+    "CIFAR-100, SWA at 3·10⁻⁴, %": ("table1", {}, "adamw_best", "swa_test_accuracy", 100, 2),
     "modular addition, grokking epoch": ("table2", {}, "adamw", "grokking_epoch", 1, 0),
     "Tiny Shakespeare, validation loss": ("language", SHAKESPEARE, "adamw", "valid_loss", 1, 3),
     "WikiText-2, validation loss": ("language", WIKITEXT, "adamw", "valid_loss", 1, 3),
