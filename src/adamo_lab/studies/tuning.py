@@ -74,6 +74,14 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
     *((FULL, "adamw_tuned", trial) for trial in swept(MATRICES, None, 3e-4, 1e-3)),
     *((FULL, "adamo", trial) for trial in swept({**TURNING, **SHARED}, 3e-4, 6e-4, 1e-3)),
     *((FULL, "adamo", trial) for trial in swept({**TURNING, **SHARED, **GAINS}, 3e-4, 6e-4, 1e-3)),
+    # with the length the best swa_lr falls: the same four at lower ones
+    *((FULL, "adamw_tuned", trial) for trial in swept(ADAMW, 5e-5, 1.5e-4, 2e-4)),
+    *((FULL, "adamw_tuned", trial) for trial in swept(MATRICES, 5e-5, 1.5e-4, 2e-4)),
+    *((FULL, "adamo", trial) for trial in swept({**TURNING, **SHARED}, 1e-4, 1.5e-4, 2e-4)),
+    *(
+        (FULL, "adamo", trial)
+        for trial in swept({**TURNING, **SHARED, **GAINS}, 1e-4, 1.5e-4, 2e-4)
+    ),
 )
 
 FINAL_VISION_TRIALS = (
@@ -191,8 +199,8 @@ def runs_of(
 TUNING_VISION = Study(
     name="tuning-cifar100",
     title="Tuning on CIFAR-100",
-    about="Judged by 5,000 held-out training images. At the full length six trials each for AdamW "
-    "and AdamO; the shorter ones came before.",
+    about="Judged by 5,000 held-out training images. At the full length as many trials of AdamW as "
+    "of AdamO; the shorter ones came before.",
     kind="trials",
     runs=vision,
     metrics=(
