@@ -25,7 +25,7 @@ help:  ## list the targets
 venv: $(STAMP)  ## make .venv and install the package into it with everything for development
 
 # An environment that is there and has pip is kept; a missing or broken one is made anew.
-$(STAMP): pyproject.toml constraints-dev.txt
+$(STAMP): pyproject.toml constraints-dev.txt setup.py $(wildcard src/adamo_optim/native/*.[ch])
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@

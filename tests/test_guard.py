@@ -298,3 +298,15 @@ def clone(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def same(state: dict[str, Any], other: dict[str, torch.Tensor]) -> bool:
     return state.keys() == other.keys() and all(torch.equal(state[k], other[k]) for k in state)
+
+
+@pytest.mark.parametrize("backend", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_a_quotient_that_overflows_leaves_the_weight_alone(backend: dict[str, Any]) -> None:
+    """With β₂ = 0 and ε = 0 a gradient of 0 after a huge one makes m/√v infinite."""
+    p = weight(8, 4)
+    optimizer = AdamO([p], betas=(0.9, 0.0), eps=0.0, **backend)
+    for g in (1e17, 0.0):
+        p.grad = torch.full_like(p, g)
+        optimizer.step()
+    assert last(optimizer)["guard_update"] == 1.0
+    assert p.isfinite().all()

@@ -136,6 +136,18 @@ def test_a_seed_without_the_whole_heat_map_does_not_count() -> None:
     assert len(grid_values(group, "adamw", "near_share")) == 2
 
 
+def test_a_map_with_missing_settings_decides_nothing() -> None:
+    """Else an optimizer would gain from settings at which its runs break."""
+    _, runs = heat_maps((0, 1, 2))
+    theirs = [r for r in runs if r.config.optimizer == "adamo_paper"]
+    lost = theirs[0].config.hyper
+    left = [r for r in runs if r not in theirs or r.config.hyper != lost]
+    assert len(left) == len(runs) - 3
+    (group,) = by_study(left)[0]["fig4"]
+    assert grid_values(group, "adamo_paper", "near_share") == []
+    assert claims.decide(STUDIES["fig4"].claims[0], group).outcome == OPEN
+
+
 def test_a_failed_setting_is_not_a_good_one() -> None:
     group, runs = heat_maps((0,))
     bad = next(r for r in runs if r.result["swa_valid_accuracy"] < 0.71)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adamo_lab.cli import parse, parse_seeds
+from adamo_lab.cli import parse, parse_list, parse_seeds
 from adamo_lab.errors import LabError
 from adamo_lab.records import load_all
 from adamo_lab.studies import STUDIES
@@ -54,6 +54,9 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
         ("run digits --seeds x", "--seeds takes a count"),
         ("run digits --device abacus", "unknown device 'abacus'"),
         ("run digits --engine steam", "unknown engine 'steam'"),
+        ("run digits --engine cuda --device cpu", "--engine cuda needs a CUDA device"),
+        ("run digits --set lr=NaN", "NaN is not a value that a run can have"),
+        ("sweep digits --grid lr=1e-3,Infinity", "Infinity is not a value that a run can have"),
         ("study nonsense", "unknown study 'nonsense'"),
         ("study fig1 -o sgd", "fig1 has no row 'sgd'; it has adam, adamw"),
         ("study table2 --scale 2", "--scale must be above 0 and at most 1"),
@@ -135,3 +138,20 @@ def test_values_are_numbers_where_they_can_be() -> None:
 def test_every_study_has_an_example_that_names_it() -> None:
     for name, study in STUDIES.items():
         assert study.example.startswith(f"adamo-lab study {name}")
+
+
+def test_values_of_a_grid() -> None:
+    assert parse_list("1e-3,3e-3") == [1e-3, 3e-3]
+    assert parse_list("[0.9,0.95],[0.8,0.9]") == [[0.9, 0.95], [0.8, 0.9]]
+    assert parse_list("adam,sgd,null,adam") == ["adam", "sgd", None]
+
+
+def test_axes_add_up_and_one_setting_is_one_run(tmp_path: Path) -> None:
+    grid = ["--grid", "lr=1e-3", "--grid", "lr=2e-3", "--grid", "weight_decay=0,0.0"]
+    result = lab(
+        *("sweep", "toy2d", "-o", "adamw", "--epochs", "1", "--engine", "serial", *grid),
+        *("--out", str(tmp_path)),
+    )
+    assert result.returncode == 0, result.stderr
+    records = load_all(tmp_path)[0].values()
+    assert sorted(r.config.hyper["lr"] for r in records) == [1e-3, 2e-3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -15,7 +16,18 @@ from typing import Any
 import pytest
 import torch
 
-from adamo_lab.engines import KNOWN, STOPPED, Outcome, Setup, Views, locked, resolve_device, run_all
+from adamo_lab.engines import (
+    KNOWN,
+    STOPPED,
+    Outcome,
+    Setup,
+    Views,
+    failure,
+    locked,
+    resolve_device,
+    run_all,
+    train_safely,
+)
 from adamo_lab.errors import LabError
 from adamo_lab.optimizers import settings
 from adamo_lab.progress import Bars, Lines
@@ -140,8 +152,34 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
     setup = Setup(tmp_path)
     with locked(setup.folder(config)):
         (outcome,) = run_all([config], setup, "serial")
+        assert not (setup.folder(config) / RUN).exists()
     assert outcome.status == FAILED
     assert "is being trained by another process" in outcome.error
+
+
+def test_what_another_process_has_finished_is_neither_trained_again_nor_replaced(
+    tmp_path: Path,
+) -> None:
+    (config, _) = configs()
+    setup = Setup(tmp_path)
+    run_all([config], setup, "serial")
+    before = (setup.folder(config) / RUN).read_bytes()
+    assert train_safely(config, setup, lambda *_: None).status == KNOWN
+    assert failure(config, LabError("no luck"), setup.folder(config)).status == FAILED
+    assert (setup.folder(config) / RUN).read_bytes() == before
+
+
+def test_a_lock_that_its_owner_has_just_removed_is_not_held(tmp_path: Path) -> None:
+    flock = fcntl.flock
+
+    def slow(handle: int, operation: int) -> None:
+        (tmp_path / "lock").unlink()
+        flock(handle, operation)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fcntl, "flock", slow)
+        with pytest.raises(LabError, match="another process"), locked(tmp_path):
+            pass
 
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -219,6 +220,77 @@ def test_a_changed_experiment_is_another_one(tmp_path: Path) -> None:
     }
     assert same not in changed
     assert len(changed) == 6
+
+
+class Scaled:
+    """A loss with a number of its own."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.factor * loss_fn(model, batch)
+
+
+def times(model: nn.Module, batch: Any, factor: float) -> Tensor:
+    return factor * loss_fn(model, batch)
+
+
+def smoothed(smoothing: float) -> Any:
+    criterion = nn.CrossEntropyLoss(label_smoothing=smoothing)
+    return partial(cross_entropy, criterion)
+
+
+def cross_entropy(criterion: nn.Module, model: nn.Module, batch: Any) -> Tensor:
+    return criterion(model(batch[0]).expand(-1, 2), (batch[1].flatten() > 0).long())
+
+
+PAIRS: dict[str, Any] = {
+    "an object": [{"loss": Scaled(1.0)}, {"loss": Scaled(3.0)}],
+    "a partial": [{"loss": partial(times, factor=1.0)}, {"loss": partial(times, factor=3.0)}],
+    "a module in a partial": [{"loss": smoothed(0.0)}, {"loss": smoothed(0.5)}],
+    "an example batch": [{}, {"example_batch": X[:8]}],
+    "the number of batches": [{}, {"loader": CONSTANT[:1]}],
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_change_that_shows_outside_the_code_is_seen(tmp_path: Path, name: str) -> None:
+    versions = [
+        run(tmp_path, epochs=1, optimizers=("adamw",), **options).records[0].config.id
+        for options in (*PAIRS[name], PAIRS[name][0])
+    ]
+    assert versions[0] != versions[1]
+    assert versions[0] == versions[2]
+
+
+def test_frozen_unused_and_strided_parameters_have_their_own_diagnostics(tmp_path: Path) -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+            self.strided = nn.Parameter(torch.randn(4, 8)[:, ::2])
+            self.unused = nn.Linear(4, 4)
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.frozen(x) @ self.strided)
+
+    known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path}
+    comparison = compare(Partly, CONSTANT, loss_fn, **known)
+    assert [r.status for r in comparison.records] == [FINISHED] * 2
+    seen = comparison.records[1].dynamics[-1]["weights"]
+    assert {n: "angle" in values for n, values in seen.items()} == {
+        "frozen.weight": False, "strided": True, "unused.weight": False, "head.weight": True,
+    }  # fmt: skip
+
+
+def test_a_mean_of_fewer_runs_says_so(tmp_path: Path) -> None:
+    hyper = {"sgd": {"lr": 1e-3}}
+    comparison = run(tmp_path, optimizers=("sgd",), hyper=hyper, seeds=(0, 1, 2))
+    for record in comparison.records[1:]:
+        record.result["train_loss"] = None
+    assert "(1 of 3)" in comparison.table().splitlines()[3]
 
 
 def kill(number: int) -> None:

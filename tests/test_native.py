@@ -10,6 +10,8 @@ import copy
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -504,6 +506,23 @@ def test_two_python_threads_may_step_at_once(threads: Callable[[int], None]) -> 
         worker.join()
     for optimizer in optimizers:
         assert_same_bits(optimizer, expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_second_import_does_not_make_fork_hang() -> None:
+    code = """
+import os, sys
+import adamo_optim.native as first
+first.kernel()
+for name in [n for n in sys.modules if n.startswith("adamo_optim")]:
+    del sys.modules[name]
+import adamo_optim.native as second
+assert not isinstance(second.kernel(), str)
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -623,3 +624,17 @@ def test_a_state_of_sgd_is_called_foreign() -> None:
     sgd.step()
     with pytest.raises(ValueError, match="was not written by AdamO"):
         AdamO([p]).load_state_dict(sgd.state_dict())
+
+
+@pytest.mark.parametrize("backend", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_another_default_device_changes_nothing(backend: dict[str, Any]) -> None:
+    ends = []
+    for context in (nullcontext(), torch.device("meta")):
+        p = nn.Parameter(torch.ones(3, 2))
+        optimizer = AdamO([p], **backend)
+        for _ in range(2):
+            p.grad = torch.full((3, 2), 0.5)
+            with context:
+                optimizer.step()
+        ends.append(p.detach())
+    assert torch.equal(*ends)

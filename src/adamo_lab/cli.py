@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -174,11 +174,10 @@ def sweep(
 
     Example: adamo-lab sweep digits -o adamw --grid lr=1e-3,3e-3 --grid weight_decay=0.01,0.1
     """
-    axes = {name: values.split(",") for name, values in map(split_pair, grid)}
-    changes = [
-        dict(zip(axes, map(parse, values), strict=True))
-        for values in itertools.product(*axes.values())
-    ]
+    axes: dict[str, list[Any]] = {}
+    for name, values in map(split_pair, grid):
+        axes.setdefault(name, []).extend(parse_list(values))
+    changes = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     configs = configs_of(
         task, optimizer, parse_seeds(seeds), epochs, changes, pairs(option), synthetic
     )
@@ -386,6 +385,21 @@ def split_pair(text: str) -> tuple[str, str]:
 def parse(text: str) -> Any:
     """A JSON value where it is one (1e-3, true, null), else the text itself."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=refuse)
     except ValueError:
         return text
+
+
+def parse_list(text: str) -> list[Any]:
+    """Values between commas, those inside brackets excepted: [0.9,0.95],[0.8,0.9] are two."""
+    values = parse(f"[{text}]")
+    found = values if isinstance(values, list) else [parse(part) for part in text.split(",")]
+    unique: list[Any] = []
+    for value in found:
+        if not any(value == other and type(value) is type(other) for other in unique):
+            unique.append(value)
+    return unique
+
+
+def refuse(constant: str) -> NoReturn:
+    raise LabError(f"{constant} is not a value that a run can have")

@@ -117,6 +117,8 @@ def pick(name: str, setup: Setup) -> Engine:
     if name == "auto":
         name = "cuda" if setup.device.startswith("cuda") else "processes"
         name = "serial" if name == "processes" and setup.workers == 1 else name
+    if name == "cuda" and not setup.device.startswith("cuda"):
+        raise LabError(f"--engine cuda needs a CUDA device, and the device is {setup.device}")
     if name == "cuda":
         from .side_by_side import run_cuda as engine
     elif name == "ray":
@@ -176,6 +178,8 @@ def train_safely(
     folder = setup.folder(config)
     try:
         with locked(folder):
+            if is_finished(folder):  # another process was faster
+                return Outcome(config, KNOWN)
             train.train(
                 config,
                 folder,
@@ -192,10 +196,24 @@ def train_safely(
     return Outcome(config, FINISHED)
 
 
+class Busy(LabError):
+    """Another process trains this run; its folder is not ours to write to."""
+
+
+def is_finished(folder: Path) -> bool:
+    """Is there a good record? One that cannot be read is none."""
+    try:
+        return (folder / RUN).exists() and load(folder).status == FINISHED
+    except LabError:
+        return False
+
+
 def failure(config: RunConfig, error: BaseException, folder: Path) -> Outcome:
     """Record the cause, where that is possible, and report it."""
     from .train import failed
 
+    if isinstance(error, Busy) or is_finished(folder):
+        return Outcome(config, FAILED, str(error))
     try:
         cause = failed(config, error, folder).error
     except LabError as also:  # a full disk: the cause cannot be recorded, only reported
@@ -213,8 +231,11 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.fstat(handle).st_ino == path.stat().st_ino
         except OSError as error:
-            raise LabError(f"{folder.name} is being trained by another process") from error
+            raise Busy(f"{folder.name} is being trained by another process") from error
+        if not held:  # its last owner removed it while we were opening it: others lock a new one
+            raise Busy(f"{folder.name} was being trained by another process; try again")
         yield
         path.unlink(missing_ok=True)
     finally:

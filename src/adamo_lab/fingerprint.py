@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 import types
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,12 +35,20 @@ def repr_of(value: Any) -> str:
 
 
 def source_of(part: Any, known: set[Any]) -> str:
-    """The text of a function or class, with the functions and numbers it uses."""
-    if isinstance(part, type):
-        part = part if not part.__module__.startswith("torch.") else None
-    elif not isinstance(part, types.FunctionType):
-        part = getattr(part, "func", None) or (type(part) if callable(part) else None)
-    if part is None or part in known:
+    """The text of a function or class, with the functions and numbers it uses.
+
+    Of an object its class and its numbers, of a ``functools.partial`` what it was given.
+    """
+    if isinstance(part, partial):
+        given = [*enumerate(part.args), *sorted(part.keywords.items())]
+        told = (f"{key} = {text_of(x) or source_of(x, known)}\n" for key, x in given)
+        return source_of(part.func, known) + "".join(told)
+    if part is None:
+        return ""
+    if not isinstance(part, types.FunctionType | type):
+        inside = sorted(getattr(part, "__dict__", {}).items())
+        return source_of(type(part), known) + "".join(f"{k} = {text_of(v)}\n" for k, v in inside)
+    if part in known or (isinstance(part, type) and part.__module__.startswith("torch.")):
         return ""
     known.add(part)
     try:
@@ -55,9 +65,22 @@ def source_of(part: Any, known: set[Any]) -> str:
     for name, value in sorted({**used.globals, **used.nonlocals}.items()):
         if isinstance(value, types.FunctionType) and not value.__module__.startswith("torch."):
             text += source_of(value, known)
-        elif isinstance(value, (str, int, float, tuple, type(None))):
+        elif isinstance(value, (str, int, float, tuple, type(None))):  # lists may collect results
             text += f"{name} = {repr_of(value)}\n"
     return text
+
+
+def text_of(value: Any) -> str:
+    """Numbers, words, tensors and what is made of them; nothing of other objects."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        digest = hashlib.sha256()
+        absorb(digest, value)
+        return digest.hexdigest()
+    if isinstance(value, Mapping):
+        return "".join(f"{key}: {text_of(x)}, " for key, x in value.items())
+    if isinstance(value, (list, tuple)):
+        return "".join(f"{text_of(x)}, " for x in value)
+    return repr_of(value) if isinstance(value, (str, bytes, int, float, type(None))) else ""
 
 
 def leaves(batch: Any) -> Iterator[Any]:

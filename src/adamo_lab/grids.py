@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .groups import Group, Line, show
+from .groups import Group, Line, own_runs, show
 from .studies import Metric
 from .tables import Cell, Row, Table, columns_of, heading, number
 from .verdicts import Summary
@@ -62,13 +62,17 @@ class Grid:
         return largest
 
     @property
+    def count(self) -> int:
+        """All cells, also those without a number: they diverged, or have not run."""
+        return sum(map(len, self.values))
+
+    @property
     def share(self) -> str:
-        return f"{100 * self.near / len(self.measured):.0f}\N{NO-BREAK SPACE}%"
+        return f"{100 * self.near / self.count:.0f}\N{NO-BREAK SPACE}%"
 
     @property
     def finding(self) -> str:
-        count = len(self.measured)
-        return f"{self.near} of {count} settings ({self.share}) within 1 point of its best"
+        return f"{self.near} of {self.count} settings ({self.share}) within 1 point of its best"
 
     @property
     def best_setting(self) -> str:
@@ -105,13 +109,14 @@ def grid(
 
 
 def grid_values(group: Group, optimizer: str, key: str) -> list[float | None]:
-    """A share of the settings, for every seed that has run them all; a failed one is not good."""
+    """A share of the settings, for every seed that has run all; one that diverged is not good."""
     study = group.study
     assert study is not None
+    wanted = sum(run.optimizer == optimizer for run in own_runs(study.name))
     axes = study.axes[study.optimizers.index(optimizer)]
     metric = columns_of(group)[0].metric
     lines = [x for x in group.lines if x.optimizer == optimizer]
-    seeds = set.intersection(*(set(x.seeds) for x in lines)) if lines else set()
+    seeds = set.intersection(*(set(x.seeds) for x in lines)) if len(lines) == wanted else set()
     found: list[float | None] = []
     for seed in sorted(seeds):
         values = [x.values(metric.key)[x.seeds.index(seed)] for x in lines]

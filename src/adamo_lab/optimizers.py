@@ -191,7 +191,13 @@ def settings(task: str, name: str, changes: Mapping[str, Any] | None = None) -> 
     entry(name)
     if name not in SETTINGS[task]:
         raise LabError(f"no settings for {name!r} on {task!r}; add them to optimizers.py")
-    return {**SETTINGS[task][name], **(changes or {})}
+    ours = SETTINGS[task][name]
+    return {**ours, **{k: like(ours.get(k), v) for k, v in (changes or {}).items()}}
+
+
+def like(ours: Any, value: Any) -> Any:
+    """1 as 1.0 where a fraction is usual: they are one setting and must be one run."""
+    return float(value) if isinstance(ours, float) and type(value) is int else value
 
 
 def build(

@@ -9,7 +9,10 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,6 +28,8 @@ def run_processes(configs: Sequence[RunConfig], setup: Setup, view: View) -> lis
     """Train up to ``setup.workers`` runs at a time, each with its share of the cores."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["adamo_lab.train", "adamo_optim"])  # torch is loaded once
+    with uninterrupted():  # Ctrl-C reaches the whole group of processes, and these are to ignore it
+        forkserver.ensure_running()
     threads = max(1, cores() // setup.workers)
     waiting = list(reversed(configs))
     working: dict[Connection, Worker] = {}
@@ -63,12 +68,20 @@ class Worker:
         theirs.close()
 
     def receive(self) -> Any:
-        """(epoch, row), or the outcome; a process that died without one has failed."""
+        """(epoch, row), or the outcome; a process that died without one has failed.
+
+        Unless it was asked to stop: it may not have been ready yet to do so in good order.
+        """
         try:
             message = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join()
-            message = failure(self.config, LabError(self.cause()), self.setup.folder(self.config))
+            folder = self.setup.folder(self.config)
+            message = (
+                Outcome(self.config, STOPPED)
+                if self.asked
+                else failure(self.config, LabError(self.cause()), folder)
+            )
         if isinstance(message, Outcome):
             self.process.join()
             self.pipe.close()
@@ -111,15 +124,33 @@ def work(config: RunConfig, setup: Setup, threads: int, pipe: Connection) -> Non
 
 @contextlib.contextmanager
 def ending(working: dict[Connection, Worker]) -> Iterator[None]:
-    """Leave no process behind, whatever the reason for leaving."""
+    """Leave no process behind, whatever the reason for leaving; a second Ctrl-C does not wait."""
+    seconds = STOP_SECONDS
     try:
         yield
+    except KeyboardInterrupt:
+        seconds = 0.0
+        raise
     finally:
         for worker in working.values():
             worker.stop()
+        deadline = time.monotonic() + seconds
         for worker in working.values():
-            worker.process.join(STOP_SECONDS)
+            worker.process.join(max(0.0, deadline - time.monotonic()))
             worker.process.kill()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """No Ctrl-C for processes that are started here, nor for this one meanwhile."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def cores() -> int:

@@ -16,7 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .engines import STOPPED, Outcome, Setup, View, failure, interruptible, locked, resolve_device
+from .engines import (
+    KNOWN,
+    STOPPED,
+    Outcome,
+    Setup,
+    View,
+    failure,
+    interruptible,
+    is_finished,
+    locked,
+    resolve_device,
+)
 from .records import FINISHED, Row, RunConfig, canonical
 from .tasks.base import Batch, Phase, Task
 from .train import Run, make_task
@@ -159,7 +170,10 @@ class Wave:
                 self.view.started(config)
                 with self.safely(config):
                     locks.enter_context(locked(self.setup.folder(config)))
-                    self.runs.append(self.prepare(config))
+                    if is_finished(self.setup.folder(config)):  # another process was faster
+                        self.end(Outcome(config, KNOWN))
+                    else:
+                        self.runs.append(self.prepare(config))
             saved = time.monotonic()
             while self.runs and not stop():
                 self.epoch()

@@ -48,7 +48,9 @@ def spread_of(records: Sequence[Record], key: str) -> str:
     if not values:
         return "-"
     mean = f"{statistics.mean(values):.4g}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2g}"
+    text = mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2g}"
+    finished = sum(r.status == FINISHED for r in records)
+    return text if len(values) == finished else f"{text} ({len(values)} of {finished})"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -375,13 +375,13 @@ def calibrate(model: nn.Module, task: Task) -> None:
 def diagnostics_by_id(optimizer: Any) -> dict[int, dict[str, Any]]:
     """AdamO's diagnostics by the identity of the parameter, guard flags gathered."""
     values = optimizer.diagnostics()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return {
-        id(p): {
-            **{name: seen[name] for name in LOGGED if name in seen},
+    parameters = {name: p for p, name, *_ in optimizer._parameters()}
+    return {  # of those that had a gradient
+        id(parameters[name]): {
+            **{key: seen[key] for key in LOGGED if key in seen},
             "guard": {k[len("guard_") :]: v for k, v in seen.items() if k.startswith("guard_")},
         }
-        for p, seen in zip(parameters, values.values(), strict=True)
+        for name, seen in values.items()
     }
 
 

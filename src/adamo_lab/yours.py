@@ -1,7 +1,9 @@
 """Your own model with several optimizers: the same weights, the same batches, the same budget.
 
 The runs are the laboratory's: seeded, resumed after an interruption, one record each. A run that
-was finished is not trained again unless the model, the data, the loss or the settings changed.
+was finished is not trained again unless the model, the data, the loss or the settings changed, as
+far as that shows in the first batches, their number, and the code and numbers that functions use;
+``fresh=True`` trains again in any case.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import hashlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from . import optimizers as registry
-from .engines import failure, interruptible, locked, resolve_device
+from .engines import failure, interruptible, is_finished, locked, resolve_device
 from .errors import LabError
 from .fingerprint import absorb, leaves, repr_of, source_of
 from .records import FAILED, FINISHED, RUN, Record, Row, RunConfig, canonical, load
@@ -216,6 +218,9 @@ def rehearse(
         with torch.no_grad():
             task.measure(model, batch)
         absorb(seen, batch)
+    loaders = (recipe.train, recipe.valid)
+    sizes = [len(x) if isinstance(x, Sized) else None for x in loaders]
+    absorb(seen, [recipe.example, sizes])
     known: set[Any] = set()
     code = [recipe.model_fn, recipe.loss_fn, recipe.metrics, *{type(m) for m in model.modules()}]
     absorb(seen, sorted(source_of(part, known) for part in code))
@@ -337,6 +342,8 @@ def run_one(
             return known
     try:
         with locked(folder):
+            if is_finished(folder):  # another process was faster
+                return load(folder)
             train(Run(config, Yours(config, device, recipe), folder), progress, stop)
     except Stopped as error:
         raise KeyboardInterrupt("stopped; the same call goes on from here") from error

@@ -258,9 +258,10 @@ def after(
 
     # Adam's quotient, in its radial and its tangential part
     rms = root(uu) * traits.inverse_root
-    guarded_update = guard & first.live & (rms > UPDATE_BOUND)
+    guarded_update = guard & first.live & ~(rms <= UPDATE_BOUND)  # NaN: ∞ on some ranks
+    overflow = guarded_update & ~torch.isfinite(uu)  # then even shrink·u means nothing
     shrink = UPDATE_BOUND / torch.where(guarded_update, rms, UPDATE_BOUND + zero)
-    overflow = guarded_update & torch.isinf(uu)  # then even shrink·u means nothing
+    shrink = torch.where(overflow, zero, shrink)
     uw, uu = (torch.where(overflow, zero, x) for x in (shrink * uw, shrink * shrink * uu))
     along = uw / ww
     across = (uu - uw * along).clamp(min=0)  # ‖u^θ‖²

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .blocks import Blocks
 from .control import First, Second
-from .loop import inner_products, reduce, remember
+from .loop import inner_products, reduce, remember, without_overflow
 
 __all__ = ["apply", "moments", "reduce"]
 
@@ -61,6 +61,7 @@ def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -
         return
     w = [x.to(u.dtype) for x, u in zip(blocks.w, updates, strict=True)]
     change = torch._foreach_mul(w, blocks.pick(second.a1))
+    updates = without_overflow(blocks, updates, second)
     torch._foreach_addcmul_(change, updates, blocks.pick(second.b), -1)
     torch._foreach_add_(w, change)
     steps = blocks.pick(step)

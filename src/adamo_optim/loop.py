@@ -78,6 +78,14 @@ def inner_products(u: Tensor, w: Tensor, scalar: torch.dtype) -> Tensor:
 def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:
     """Pass 3: w ← w + (a−1)·w − b·u."""
     a1s, bs, steps = map(blocks.pick, (second.a1, second.b, step))
-    for i, (u, a1, b) in enumerate(zip(updates, a1s, bs, strict=True)):
+    for i, (u, a1, b) in enumerate(
+        zip(without_overflow(blocks, updates, second), a1s, bs, strict=True)
+    ):
         w = blocks.w[i].to(u.dtype)
         blocks.write_weight(i, w + (w * a1 - u * b), steps)
+
+
+def without_overflow(blocks: Blocks, updates: list[Tensor], second: Second) -> list[Tensor]:
+    """u, or 0 where the guard has met u = ∞: its answer is b = 0, and 0·∞ would be NaN."""
+    overflow = blocks.pick(second.guarded_update & (second.b == 0))
+    return [torch.where(lost, 0, u) for lost, u in zip(overflow, updates, strict=True)]

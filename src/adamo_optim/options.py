@@ -249,7 +249,7 @@ class OptionTable:
         if rows != self.rows or self.vectors is None:
             for group in groups:
                 check_options(group)
-            small = torch.tensor(rows, dtype=self.dtype).T.contiguous()
+            small = torch.tensor(rows, dtype=self.dtype, device="cpu").T.contiguous()
             self.matrix = small.to(self.device, non_blocking=True)[:, self.index]
             self.rows, self.vectors = rows, Options(*self.matrix.unbind())
         return self.with_tensors(tensors) if tensors else self.vectors

@@ -260,7 +260,7 @@ def _curvature_scale(
 def _bounded(u: Tensor) -> Tensor:
     """The guard: a root mean square of 100 at most."""
     rms = math.sqrt(float(inner(u, u)) / max(u.numel(), 1))
-    if math.isinf(rms):
+    if not math.isfinite(rms):
         return torch.zeros_like(u)
     return u * (100 / rms) if rms > 100 else u
 

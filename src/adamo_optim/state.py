@@ -269,12 +269,15 @@ class Bucket:
         if present != self.present or takes_part != self.takes_part:
             self.present, self.takes_part = present, takes_part
             slots = [slot for slot, here in enumerate(takes_part) if here]
-            self.active = torch.tensor(present).to(self.device, non_blocking=True)
-            self.index = torch.tensor(slots).to(self.device, non_blocking=True)
-            self.takes = torch.tensor(takes_part).to(self.device, non_blocking=True)
+            lists = (present, slots, takes_part)
+            tensors = (torch.tensor(values, device="cpu") for values in lists)
+            self.active, self.index, self.takes = (
+                x.to(self.device, non_blocking=True) for x in tensors
+            )
 
     def _vector(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=self.dtype).to(self.device, non_blocking=True)
+        host = torch.tensor(values, dtype=self.dtype, device="cpu")
+        return host.to(self.device, non_blocking=True)
 
     def local_gradients(self) -> list[Tensor | None]:
         """This rank's shards of the gradients.

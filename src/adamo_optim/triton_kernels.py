@@ -347,6 +347,8 @@ def apply(
         eps = tl.load(c + EPS * blocks).to(tl.float32)
         a1 = tl.load(c + A1 * blocks).to(tl.float32)
         b = tl.load(c + B * blocks).to(tl.float32)
+        lost = (tl.load(c + GUARDED_UPDATE * blocks) > 0) & (b == 0)
+        debias1 = tl.where(lost, 0.0, debias1)  # u = ∞ becomes 0: 0·∞ would be NaN
         key = tl.zeros([], tl.uint32)
         if STOCHASTIC:
             key += tl.load(step + i).to(tl.uint32) * 0x9E3779B9
@@ -592,9 +594,10 @@ def law_after(
 
     # Adam's quotient, in its radial and its tangential part
     rms = tl.sqrt(uu) * inverse_root
-    guarded_update = guard & live & (rms > 100.0)
+    guarded_update = guard & live & ((rms <= 100.0) == 0)  # NaN: ∞ on some ranks
+    overflow = guarded_update & ((uu <= LARGEST) == 0)
     shrink = tl.where(guarded_update, 100.0 / tl.where(guarded_update, rms, 1.0), 1.0)
-    overflow = guarded_update & (uu > LARGEST)
+    shrink = tl.where(overflow, 0.0, shrink)
     uw = tl.where(overflow, 0.0, shrink * uw)
     uu = tl.where(overflow, 0.0, shrink * shrink * uu)
     along = uw / ww

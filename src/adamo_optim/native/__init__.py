@@ -146,7 +146,8 @@ def call(
     bucket, blocks, options, _ = work
     if bucket.plan is None:  # one row per block, with room for the flags
         width = len(NUMBERS) + -(-len(FLAGS) // 8)
-        bucket.plan = torch.zeros(len(bucket.params), width, dtype=torch.float64)
+        shape = (len(bucket.params), width)
+        bucket.plan = torch.zeros(shape, dtype=torch.float64, device="cpu")
     return module.step(
         blocks.w,
         blocks.g,

@@ -192,9 +192,9 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
 
     /* Adam's quotient, in its radial and its tangential part */
     const double rms = sqrt(row->uu) * traits->inverse_root;
-    row->guarded_update = guard && row->live && rms > UPDATE_BOUND;
-    const double shrink = row->guarded_update ? UPDATE_BOUND / rms : 1;
-    const bool overflow = row->guarded_update && isinf(row->uu); /* shrink·u means nothing then */
+    row->guarded_update = guard && row->live && !(rms <= UPDATE_BOUND); /* NaN: ∞ on some ranks */
+    const bool overflow = row->guarded_update && !isfinite(row->uu); /* u means nothing then */
+    const double shrink = overflow ? 0 : row->guarded_update ? UPDATE_BOUND / rms : 1;
     const double uw = overflow ? 0 : shrink * row->uw;
     const double uu = overflow ? 0 : shrink * shrink * row->uu;
     const double along = uw / ww;

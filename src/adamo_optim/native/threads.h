@@ -133,10 +133,18 @@ static void find_openmp(void)
     openmp = (OpenMP)dlsym(RTLD_DEFAULT, "GOMP_parallel");
 }
 
+static void prepare_for_fork(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+/* Once a process, however often the module is imported: a second handler would wait for the lock
+   that the first one holds. */
 static void prepare_threads(void)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     find_openmp();
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    pthread_once(&once, prepare_for_fork);
 }
 
 #endif
