@@ -249,6 +249,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tuning-language": lambda: study("tuning-language", {"valid_loss": ("validation loss", 1, 3)}),
     "final-language": lambda: study("final-language", {"valid_loss": ("validation loss", 1, 4)}),
     "fig4-digits": lambda: sensitivity("fig4-digits"),
+    "fig4-digits-cosine": lambda: sensitivity("fig4-digits-cosine"),
     "translation": translation,
     "cuda": lambda: bench("bench-cuda"),
     "cpu": lambda: bench("bench-cpu"),
