@@ -17,7 +17,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
-from tables import facts, settled
+from tables import settled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -251,8 +251,9 @@ def migrating_run(change: int | None, steps: int = 400) -> list[float]:
 def about(lines: list[Line]) -> str:
     """n and commit."""
     counts = sorted({len(line.runs) for line in lines})
-    commits = sorted({facts(line, "commit") for line in lines})
-    return f"n = {'–'.join(map(str, counts))}, commit {', '.join(commits)}"
+    commits = sorted({run.environment["commit"] for line in lines for run in line.runs})
+    label = ", commit " if len(commits) == 1 else ",\ncommits "
+    return f"n = {'–'.join(map(str, counts))}{label}{', '.join(commits)}"
 
 
 def language() -> Figure:

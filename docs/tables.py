@@ -221,7 +221,6 @@ TABLES: dict[str, Callable[[], str]] = {
         "table1",
         {
             "swa_test_accuracy": ("SWA, %", 100, 2),
-            "swa_test_loss": ("SWA loss", 1, 3),
             "test_accuracy": ("last epoch, %", 100, 2),
             "best_test_accuracy": ("best epoch, %", 100, 2),
         },
