@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,3 +247,15 @@ def test_what_the_kernels_refuse(p: torch.Tensor, options: dict[str, Any], reaso
     group = {"previous_gradient": "exact", **options}
     found = cuda.unsupported(p, group)
     assert (reason in found) if reason else not found
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
+    """The interpreter forgives what the compiler does not."""
+    script = Path(__file__).with_name("compile_kernels.py")
+    places = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    environment = {**os.environ, **places}
+    command = [sys.executable, str(script)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    assert "apply, law_after, law_before, moments, reduce, totals" in result.stdout
