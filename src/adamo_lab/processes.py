@@ -76,12 +76,11 @@ class Worker:
             message = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join()
-            folder = self.setup.folder(self.config)
-            message = (
-                Outcome(self.config, STOPPED)
-                if self.asked
-                else failure(self.config, LabError(self.cause()), folder)
-            )
+            if self.asked:
+                message = Outcome(self.config, STOPPED)
+            else:
+                folder = self.setup.folder(self.config)
+                message = failure(self.config, LabError(self.cause()), folder)
         if isinstance(message, Outcome):
             self.process.join()
             self.pipe.close()

@@ -66,9 +66,9 @@ class AdamO(Optimizer):
 
     Args:
         params: parameters, named parameters, or groups; see :func:`adamo_optim.param_groups`.
-            Every option may differ per group and may be changed during training. A group may
-            also carry ``rule``: ``"auto"`` (by shape), ``"general"``, ``"scale_invariant"`` or
-            ``"low_dim"``.
+            Every option may differ per group and may be changed during training, except
+            ``differentiable``. A group may also carry ``rule``: ``"auto"`` (by shape),
+            ``"general"``, ``"scale_invariant"`` or ``"low_dim"``.
         lr: learning rate η_θ of the tangential step, and the unit of the radial one's; a number or
             a tensor with one element.
         betas: (β₁, β₂) of Adam's moments.
