@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -10,12 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from adamo_lab import side_by_side
 from adamo_lab.engines import (
     KNOWN,
     STOPPED,
@@ -32,7 +36,7 @@ from adamo_lab.errors import LabError
 from adamo_lab.optimizers import settings
 from adamo_lab.progress import Bars, Lines
 from adamo_lab.records import FAILED, FINISHED, RUN, RunConfig, load, load_all
-from adamo_lab.train import CHECKPOINT, Stopped, train
+from adamo_lab.train import CHECKPOINT, Run, Stopped, train
 
 NO_GPU = not torch.cuda.is_available()
 
@@ -64,6 +68,10 @@ class Witness:
 
     def ended(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+
+    def epochs(self) -> dict[str, int]:
+        """How many epochs of each run were trained, by its optimizer."""
+        return dict(Counter(id.split("-")[1] for id, _ in self.rows))
 
 
 def results(root: Path) -> dict[str, Any]:
@@ -270,6 +278,86 @@ def test_a_full_disk_fails_one_run_with_one_sentence(
     assert "the disk is full" in outcome.error
 
 
+class OnCpu(Run):
+    """A run of the CUDA engine without streams and graphs."""
+
+    stream = None
+
+    def __init__(self, config: RunConfig, task: Any, folder: Path, loss: Any) -> None:
+        super().__init__(config, task, folder)
+
+
+@pytest.fixture
+def wave(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, str], Witness]]:
+    """Train configs as one wave of the CUDA engine, here on the CPU."""
+    monkeypatch.setattr(side_by_side, "GraphRun", OnCpu)
+    monkeypatch.setattr(side_by_side.Feed, "fill", lambda feed, epoch, _: feed.task.batches(epoch))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+
+    def train_wave(
+        chosen: list[RunConfig], out: Path, stop: Callable[[], bool] = lambda: False
+    ) -> tuple[dict[str, str], Witness]:
+        view = Witness()
+        setup = Setup(out, compile=False)
+        outcomes = side_by_side.Wave(chosen, setup, view, torch.device("cpu")).train(stop)
+        return {outcome.config.optimizer: outcome.status for outcome in outcomes}, view
+
+    return train_wave
+
+
+PAPERS = ("adamo_paper", "adamo_no_projection", "adamo_isotropic")
+
+
+def small_table1(**hyper: Any) -> list[RunConfig]:
+    """Three rows, the first two alike until epoch 2 of 3."""
+    options = {"width": 4, "stem": "7x7", "precision": "float32", "batch": 500}
+    return [
+        RunConfig("cifar100", n, 0, 3, settings("cifar100", n, hyper), options, synthetic=True)
+        for n in PAPERS
+    ]
+
+
+def test_runs_that_differ_in_the_late_phase_share_what_comes_before(
+    tmp_path: Path, wave: Callable[..., Any]
+) -> None:
+    chosen = small_table1()
+    statuses, together = wave(chosen, tmp_path / "together")
+    assert statuses == dict.fromkeys(PAPERS, FINISHED)
+    assert together.epochs() == dict(zip(PAPERS, (3, 1, 3), strict=True))
+    for config in chosen:
+        _, alone = wave([config], tmp_path / "alone")
+        assert alone.epochs() == {config.optimizer: 3}
+    assert results(tmp_path / "together") == results(tmp_path / "alone")
+    digests = {r.result["weights_sha256"] for r in load_all(tmp_path / "together")[0].values()}
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_shared_beginning_survives_an_interruption(
+    tmp_path: Path, wave: Callable[..., Any], epochs: int
+) -> None:
+    """Before the runs branch, and where they do."""
+    chosen = small_table1()
+    calls = iter(range(10))
+    statuses, _ = wave(chosen, tmp_path / "twice", lambda: next(calls) >= epochs)
+    assert statuses == dict.fromkeys(PAPERS, STOPPED)
+    statuses, view = wave(chosen, tmp_path / "twice")
+    assert statuses == dict.fromkeys(PAPERS, FINISHED)
+    assert view.epochs() == dict(zip(PAPERS, (3 - epochs, 1, 3 - epochs), strict=True))
+    wave(chosen, tmp_path / "once")
+    assert results(tmp_path / "twice") == results(tmp_path / "once")
+
+
+def test_a_run_whose_trunk_diverged_is_trained_on_its_own(
+    tmp_path: Path, wave: Callable[..., Any]
+) -> None:
+    statuses, view = wave(small_table1(lr=1e30), tmp_path)
+    assert statuses == dict.fromkeys(PAPERS, FINISHED)
+    assert view.epochs() == dict.fromkeys(PAPERS, 1)
+    assert all(r.result["diverged_at"] == 1 for r in load_all(tmp_path)[0].values())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_GPU, reason="needs a CUDA device")
 def test_side_by_side_on_a_gpu(tmp_path: Path) -> None:
@@ -289,6 +377,18 @@ def test_side_by_side_on_a_gpu(tmp_path: Path) -> None:
         a, b = load(together.folder(config)), load(alone.folder(config))
         assert a.result["train_loss"] == pytest.approx(b.result["train_loss"], rel=0.05)
         assert a.result["test_accuracy"] == pytest.approx(b.result["test_accuracy"], abs=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU, reason="needs a CUDA device")
+def test_a_shared_beginning_on_a_gpu_changes_nothing(tmp_path: Path) -> None:
+    chosen = small_table1()
+    together, alone = (Setup(tmp_path / n, device="cuda", workers=8) for n in ("together", "alone"))
+    run_all(chosen, together, "cuda")
+    for config in chosen:
+        run_all([config], alone, "cuda")
+        a, b = load(together.folder(config)), load(alone.folder(config))
+        assert a.result["weights_sha256"] == b.result["weights_sha256"]
 
 
 @pytest.mark.gpu

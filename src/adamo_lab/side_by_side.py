@@ -2,7 +2,8 @@
 
 The step of every run is captured into a CUDA graph and replayed on a stream of its own, so that
 small kernels of different runs fill the chip together. Runs of one seed read the same augmented
-batches, which are made once an epoch: their comparison is paired, and the work is shared.
+batches, which are made once an epoch: their comparison is paired, and the work is shared. Runs that
+differ only in what the protocol's late phase reads are one run until then, and branch there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ from .engines import (
     locked,
     resolve_device,
 )
-from .records import FINISHED, Row, RunConfig, canonical
+from .optimizers import OWN, entry
+from .records import FINISHED, Row, RunConfig, canonical, write_atomically
 from .tasks.base import Batch, Phase, Task
-from .train import Run, make_task
+from .train import CHECKPOINT, Run, make_task
 
 WARM_UP = 3  # steps before a capture; they are real steps of the run
 RECOMPILATIONS = 64
@@ -133,7 +136,7 @@ def run_cuda(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Out
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
-    ordered = sorted(configs, key=batches_key)
+    ordered = sorted(configs, key=lambda config: (batches_key(config), trunk_key(config)))
     outcomes: list[Outcome] = []
     with torch.cuda.device(device), interruptible() as stop:
         for start in range(0, len(ordered), setup.workers):
@@ -150,6 +153,19 @@ def batches_key(config: RunConfig) -> str:
     return canonical([config.task, config.options, config.seed, config.epochs, config.synthetic])
 
 
+def trunk_key(config: RunConfig) -> str:
+    """What decides a run up to the late phase: runs with the same key are one run until then."""
+    what = entry(config.optimizer)
+    hyper = {name: value for name, value in config.hyper.items() if name not in OWN}
+    return canonical([batches_key(config), what.kind, what.rules, hyper])
+
+
+def late(task: Task, epoch: int) -> bool:
+    """Does this epoch, counted from 0, read the options that a trunk leaves open?"""
+    phase = task.phase(epoch)
+    return phase.late or phase.swa
+
+
 class Wave:
     """Runs that train side by side, epoch by epoch in step."""
 
@@ -163,6 +179,7 @@ class Wave:
         self.feeds: dict[str, Feed] = {}
         self.compiled: dict[str, Callable[..., Tensor]] = {}
         self.runs: list[GraphRun] = []
+        self.branches: dict[str, list[RunConfig]] = {}  # runs to come, by the id of their trunk
 
     def train(self, stop: Callable[[], bool]) -> list[Outcome]:
         with contextlib.ExitStack() as locks:
@@ -173,7 +190,7 @@ class Wave:
                     if is_finished(self.setup.folder(config)):  # another process was faster
                         self.end(Outcome(config, KNOWN))
                     else:
-                        self.runs.append(self.prepare(config))
+                        self.admit(config)
             saved = time.monotonic()
             while self.runs and not stop():
                 self.epoch()
@@ -181,9 +198,39 @@ class Wave:
                     self.checkpoint()
                     saved = time.monotonic()
             self.checkpoint()
-            for run in self.runs:
-                self.end(Outcome(run.config, STOPPED))
+            for config in chain((run.config for run in self.runs), *self.branches.values()):
+                self.end(Outcome(config, STOPPED))
         return self.outcomes
+
+    # --- a trunk and its branches
+
+    def admit(self, config: RunConfig) -> None:
+        """Begin a run, or let it wait for one that is the same until the late phase."""
+        begun = (self.setup.folder(config) / CHECKPOINT).exists()
+        trunk = None if begun else next((r for r in self.runs if is_trunk(r, config)), None)
+        if trunk is None:
+            self.runs.append(self.prepare(config))
+        else:
+            self.branches.setdefault(trunk.config.id, []).append(config)
+
+    def branch(self) -> None:
+        """Where a trunk has come to its late phase, the others begin with its checkpoint."""
+        for run in [run for run in self.runs if run.config.id in self.branches]:
+            if late(run.task, run.epoch):
+                torch.cuda.synchronize()
+                run.checkpoint()
+                for config in self.branches.pop(run.config.id):
+                    with self.safely(config):
+                        state = (run.folder / CHECKPOINT).read_bytes()
+                        write_atomically(self.setup.folder(config) / CHECKPOINT, state)
+                        self.runs.append(self.prepare(config))
+
+    def orphans(self) -> None:
+        """Runs whose trunk ended too early begin on their own."""
+        for id in [id for id in self.branches if id in self.ended]:
+            for config in self.branches.pop(id):
+                with self.safely(config):
+                    self.admit(config)
 
     def prepare(self, config: RunConfig) -> GraphRun:
         key = batches_key(config)
@@ -196,6 +243,7 @@ class Wave:
     def epoch(self) -> None:
         """One epoch of every run; one that lags behind its feed's others catches up first."""
         started = time.monotonic()
+        self.branch()
         working: list[tuple[GraphRun, Iterator[None]]] = []
         for key, feed in self.feeds.items():
             sharing = [run for run in self.runs if batches_key(run.config) == key]
@@ -211,6 +259,7 @@ class Wave:
             if run.config.id not in self.ended:
                 self.collect(run, (time.monotonic() - started) / len(trained))
         self.runs = [run for run in self.runs if run.config.id not in self.ended]
+        self.orphans()
 
     def collect(self, run: GraphRun, seconds: float) -> None:
         with self.safely(run.config):
@@ -248,6 +297,13 @@ class Wave:
         self.outcomes.append(outcome)
         self.ended.add(outcome.config.id)
         self.view.ended(outcome)
+
+
+def is_trunk(run: GraphRun, config: RunConfig) -> bool:
+    """Has this run done nothing yet that the other would not do? Snapshots are each run's own."""
+    begun = run.epoch > 0 and late(run.task, run.epoch - 1)
+    apart = begun or run.task.options.get("snapshots")
+    return trunk_key(run.config) == trunk_key(config) and not apart
 
 
 def compiled(task: Task) -> Callable[..., Tensor]:
