@@ -252,3 +252,14 @@ def test_a_layer_that_was_frozen_since_keeps_its_moments() -> None:
     before = weight.clone()
     step(model, optimizer)
     assert torch.equal(weight, before)
+
+
+def test_a_group_that_is_added_later_has_adamws_settings() -> None:
+    p, late = (nn.Parameter(torch.ones(3, 2)) for _ in range(2))
+    settings = {"lr": 3e-5, "betas": (0.9, 0.95), "eps": 1e-6, "maximize": True}
+    old = torch.optim.AdamW([{"params": [p], "lr": 1.0}], weight_decay=0.01, **settings)
+    optimizer = AdamO.from_adamw(old, eps=1e-7)
+    optimizer.add_param_group({"params": [late]})
+    group = optimizer.param_groups[1]
+    assert {name: group[name] for name in settings} == {**settings, "eps": 1e-7}
+    assert group["weight_decay"] == pytest.approx(0.015)

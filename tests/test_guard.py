@@ -275,6 +275,30 @@ def test_a_non_finite_gradient_leaves_the_block_and_its_state_alone(
     assert [row["guard_nonfinite"] for row in found.values()] == [1.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize("backend", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_without_a_norm_is_left_alone(bad: float, backend: dict[str, Any]) -> None:
+    """One entry must not take all the others with it; once it is mended, training goes on."""
+    params = [weight(4, 3), weight(5)]
+    before = [p.detach().clone() for p in params]
+    optimizer = AdamO(params, **backend)
+    for p in params:
+        p.data.view(-1)[0] = bad
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    for p, old in zip(params, before, strict=True):
+        assert torch.equal(p.view(-1)[1:], old.view(-1)[1:])
+        assert all(x.isfinite().all() for x in optimizer.state[p].values())
+    found = optimizer.diagnostics(synchronize=True).values()
+    assert [row["guard_nonfinite"] for row in found] == [1.0, 1.0]
+    for p, old in zip(params, before, strict=True):
+        p.data.copy_(old)
+    optimizer.step()
+    assert all(
+        p.isfinite().all() and (p != old).all() for p, old in zip(params, before, strict=True)
+    )
+
+
 def test_without_the_guard_a_nan_reaches_the_weight_as_in_adamw() -> None:
     p = weight(4, 3)
     optimizer = AdamO([p], guard=False)

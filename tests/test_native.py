@@ -203,6 +203,7 @@ def random_law(count: int) -> tuple[Options, Traits, Memory, Sums, Tensor, Tenso
         *(counts, sometimes(-1.0, sometimes(0.0, size())), sometimes(0.0, size())),
     )
     ww, gg, uu = sometimes(0.0, size()), sometimes(0.0, size()), sometimes(torch.inf, size(), 0.1)
+    ww = sometimes(torch.inf, ww, 0.05)
     gg = sometimes(torch.nan, sometimes(torch.inf, gg, 0.1), 0.1)
     cosine = sometimes(1.0, uniform(-1, 1))
     sums = Sums(

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -313,9 +314,48 @@ def test_functional_norms_count_too(norm: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("std", [1.0, 1e-2, 1e-4], ids=str)
 def test_small_features_stay_above_the_negligible_eps(std: float) -> None:
-    model = linear_chain(nn.RMSNorm(WIDTH), **NO_BIAS)
+    model = linear_chain(nn.RMSNorm(WIDTH, eps=1e-14), **NO_BIAS)
     nn.init.normal_(model.get_parameter("2.weight"), std=std)
     assert with_rule(param_groups(model, vectors()), "scale_invariant") == CHAIN
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.RMSNorm, lambda _: NanoNorm()])
+@pytest.mark.parametrize("small", ["input", "weight"])
+def test_features_that_do_not_exceed_the_eps_depend_on_the_scale(
+    norm: Callable[[int], nn.Module], small: str
+) -> None:
+    model, batch = linear_chain(norm(WIDTH), **NO_BIAS), vectors()
+    assert with_rule(param_groups(model, batch), "scale_invariant") == CHAIN
+    if small == "input":
+        batch *= 3e-4
+    else:
+        nn.init.normal_(model.get_parameter("2.weight"), std=1e-5)
+    found = reasons(param_groups(model, batch))
+    assert {found[name] for name in CHAIN} == {
+        "depends on its scale through the eps of a norm layer"
+    }
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 8), (8, 16)], ids=str)
+def test_what_holds_only_where_training_starts_is_not_invariance(shape: tuple[int, int]) -> None:
+    """At −I, where torch starts it, the gradient of an orthogonal weight has no diagonal."""
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(*shape, bias=False))
+    groups = param_groups(layer, torch.randn(32, shape[0]))
+    assert with_rule(groups, "scale_invariant") == set()
+
+
+def test_positive_parameters_stay_positive() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, 8, bias=False), nn.Linear(8, 3)
+            self.norm = nn.LayerNorm(8)
+            self.variance = nn.Parameter(torch.logspace(-6, 2, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(self.first(x)) / self.variance.sqrt())
+
+    assert rules(param_groups(Scaled(), vectors()))["first.weight"] == "scale_invariant"
 
 
 def test_features_without_variance_do_no_harm() -> None:
@@ -522,7 +562,7 @@ def test_a_custom_forward_gets_the_batch_in_its_own_type(kind: str) -> None:
     batch = PACKINGS[kind](vectors(), vectors())
     groups = param_groups(TwoInputs(), batch, forward=forward, trials=2)
     assert reasons(groups)["right.weight"].startswith("no gradient reached it")
-    assert [type(b) for b in seen] == [type(batch)] * 2
+    assert {type(b) for b in seen} == {type(batch)}
     assert all(b.x.dtype == torch.float64 and torch.equal(b.x, batch.x.double()) for b in seen)
 
 
@@ -607,6 +647,7 @@ class Stateful(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         random.random()
+        np.random.rand()
         x = x.relu_() * (1 + 0.1 * torch.rand(()))
         return self.head(self.dropout(self.norm(self.conv(x)) * self.scale).flatten(1))
 
@@ -629,6 +670,7 @@ def snapshot(model: Stateful, batch: Tensor) -> dict[str, Any]:
         "batch": (bits([batch]), batch.dtype, batch.requires_grad),
         "torch_random": bits([torch.get_rng_state()]),
         "python_random": random.getstate(),
+        "numpy_random": np.random.get_state()[2],
         "modes": (torch.get_default_dtype(), torch.is_grad_enabled()),
     }
 

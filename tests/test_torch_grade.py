@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import io
 import pickle
+import weakref
+from collections import UserList, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -421,6 +425,131 @@ def test_the_model_may_leave_the_meta_device_after_the_optimizer_was_built() -> 
     p.grad = torch.randn(3, 4)
     optimizer.step()
     assert int(optimizer.state[p]["step"]) == 1
+
+
+def test_lazy_parameters_may_get_their_shape_after_the_optimizer_was_built() -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    optimizer = AdamO(model.parameters())
+    assert not optimizer.state
+    train(model, optimizer, range(2))
+    assert [int(optimizer.state[p]["step"]) for p in model.parameters()] == [2] * 4
+    assert [row.rule for row in optimizer.explain()] == ["general", "low_dim"] * 2
+
+
+# ---- the user's hands in groups and state --------------------------------------------------
+
+EVERY_BACKEND = pytest.mark.parametrize(
+    "backend", [{}, {"foreach": True}, {"foreach": False}], ids=str
+)
+RESETS: dict[str, Callable[[AdamO, nn.Sequential], Any]] = {
+    "new dictionary": lambda o, _: setattr(o, "state", defaultdict(dict)),
+    "clear": lambda o, _: o.state.clear(),
+    "pop": lambda o, m: [o.state.pop(p) for p in m.parameters()],
+    "empty": lambda o, m: o.state.update({p: {} for p in m.parameters()}),
+}
+
+
+@EVERY_BACKEND
+@pytest.mark.parametrize("reset", RESETS.values(), ids=RESETS)
+def test_a_state_that_was_reset_begins_anew(
+    backend: dict[str, Any], reset: Callable[..., Any]
+) -> None:
+    model = network()
+    optimizer = AdamO(model.parameters(), **backend)
+    train(model, optimizer, range(3))
+    twin = copy.deepcopy(model)
+    other = AdamO(twin.parameters(), **backend)
+    reset(optimizer, model)
+    assert "frozen" not in str(optimizer.explain())
+    train(model, optimizer, range(3, 6))
+    train(twin, other, range(3, 6))
+    assert_identical((model, optimizer), (twin, other))
+    assert len(optimizer.state_dict()["state"]) == 4
+
+
+def test_one_parameter_may_begin_anew() -> None:
+    model = network()
+    optimizer = AdamO(model.parameters())
+    train(model, optimizer, range(3))
+    optimizer.state.pop(model[0].weight)
+    train(model, optimizer, range(2))
+    state = optimizer.state_dict()["state"]
+    assert [int(state[i]["step"]) for i in range(4)] == [2, 5, 5, 5]
+
+
+def swap(model: nn.Sequential, optimizer: AdamO) -> None:
+    """As trainers do that shard a model after its optimizer was built."""
+    for layer in (model[0], model[2]):
+        layer.weight, layer.bias = (
+            nn.Parameter(p.detach().clone()) for p in (layer.weight, layer.bias)
+        )
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_parameters_may_be_replaced_before_the_first_step(steps: int) -> None:
+    model = network()
+    optimizer = AdamO(model.parameters())
+    old = [weakref.ref(p) for p in model.parameters()]
+    swap(model, optimizer)
+    train(model, optimizer, range(steps))
+    assert len(optimizer.state_dict()["state"]) == (4 if steps else 0)
+    gc.collect()
+    assert all(reference() is None for reference in old)
+
+
+def test_state_that_steps_have_written_waits_for_its_parameter() -> None:
+    model = network()
+    optimizer = AdamO(model.parameters())
+    train(model, optimizer, range(2))
+    parameters = optimizer.param_groups[0]["params"]
+    optimizer.param_groups[0]["params"] = parameters[:2]
+    train(model, optimizer, range(2))
+    optimizer.param_groups[0]["params"] = parameters
+    train(model, optimizer, range(2))
+    assert [int(optimizer.state[p]["step"]) for p in parameters] == [6, 6, 4, 4]
+
+
+def test_a_smaller_head_may_take_the_place_of_another() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3)))
+    optimizer = AdamO(model.parameters())
+    train(model, optimizer, range(1))
+    model[1] = nn.Linear(8, 3)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    train(model, optimizer, range(1))
+    assert int(optimizer.state[model[1].bias]["step"]) == 1
+
+
+def test_fast_weights_may_take_the_place_of_parameters() -> None:
+    layer = nn.Linear(3, 2)
+    optimizer = AdamO(layer.parameters(), differentiable=True)
+    fast = [p.clone() for p in layer.parameters()]
+    for p in fast:
+        p.grad = torch.ones_like(p)
+    optimizer.param_groups[0]["params"] = fast
+    optimizer.step()
+    assert all(p.grad_fn is not None for p in fast)
+
+
+@pytest.mark.parametrize(
+    "betas",
+    [[0.9, 0.95], UserList([0.9, 0.95]), np.array([0.9, 0.95])],
+    ids=lambda b: type(b).__name__,
+)
+def test_betas_may_be_any_sequence(betas: Any) -> None:
+    p = nn.Parameter(torch.ones(3, 2))
+    for optimizer in (AdamO([p], betas=betas), AdamO([{"params": [p], "betas": betas}])):
+        group = optimizer.param_groups[0]
+        assert group["betas"] == (0.9, 0.95)
+        assert [type(beta) for beta in group["betas"]] == [float, float]
+
+
+def test_other_groups_are_called_so() -> None:
+    model = network()
+    by_kind = [{"params": [p for p in model.parameters() if p.dim() == d]} for d in (1, 2)]
+    saved = AdamO(model.parameters()).state_dict()
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        AdamO(by_kind).load_state_dict(saved)
 
 
 CHANGES: list[dict[str, Any]] = [

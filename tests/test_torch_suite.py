@@ -97,7 +97,7 @@ def test_error_inputs_cover_every_option() -> None:
     [
         ("lr", -1.0, "lr must be >= 0, got -1.0"),
         ("betas", (0.9, 1.0), "betas\\[1\\] must be >= 0 and < 1, got 1.0"),
-        ("weight_decay", float("nan"), "weight_decay must be >= 0, got nan"),
+        ("weight_decay", float("nan"), "weight_decay must be finite and >= 0, got nan"),
         ("radial_lr", -1.0, "radial_lr must be >= 0 \\(or None\\), got -1.0"),
         (
             "tangential",

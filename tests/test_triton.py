@@ -232,6 +232,21 @@ def test_non_finite_gradients_leave_a_block_alone() -> None:
     assert [row["guard_nonfinite"] for row in found.values()] == [1.0, 1.0, 0.0]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_a_weight_without_a_norm_is_left_alone() -> None:
+    params = parameters((6, 5), (9,))
+    with torch.no_grad():
+        params[0][0, 0] = params[1][0] = -float("inf")
+    before = [p.detach().clone() for p in params]
+    optimizer = AdamO(params, foreach=False)
+    give_gradients(params, 0)
+    fused_step(optimizer)
+    assert all(map(torch.equal, params, before))
+    assert all(x.isfinite().all() for p in params for x in optimizer.state[p].values())
+    found = optimizer.diagnostics(synchronize=True)
+    assert [row["guard_nonfinite"] for row in found.values()] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("p", "options", "reason"),
     [

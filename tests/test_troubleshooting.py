@@ -102,6 +102,14 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: param_groups(LINEAR.__class__(2, 2, device="meta")), "is on the meta device"),
     (lambda: param_groups(nn.LazyLinear(2)), "is lazy and has no shape yet"),
     (lambda: with_rules(STRANGER, LINEAR, BATCH), "a parameter of shape … in group …"),
+    (
+        lambda: with_rules(LINEAR.parameters(), LINEAR, BATCH),  # type: ignore[arg-type]
+        'groups must be dictionaries with "params"',
+    ),
+    (
+        lambda: AdamO([*param_groups(LINEAR, BATCH), {"params": [parameter()]}]),
+        "all optimizer param groups should be with/without names.",
+    ),
     (lambda: param_groups(LINEAR, BATCH, overrides={"x": "low_dim"}), "The override … matches no"),
     (
         lambda: param_groups(LINEAR, BATCH, forward=lambda *_: "text"),

@@ -73,10 +73,16 @@ INPUTS: dict[str, dict[str, Any]] = {
     "capturable tensor lr": {"capturable": True, "lr": torch.tensor(0.001), "maximize": True},
 }
 
+
+def finite(value: float, legal: str) -> str:
+    """What the message says first where infinity is not out of a stated range."""
+    return "" if math.isfinite(value) or "<" in legal else "finite and "
+
+
 # Every option out of range: (options, how the message starts, the value it must name).
 BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
     *(
-        ({name: value}, f"{name} must be {legal}", repr(value))
+        ({name: value}, f"{name} must be {finite(value, legal)}{legal}", repr(value))
         for name, values, legal in [
             ("lr", (-1e-3, math.inf, math.nan), ">= 0"),
             ("eps", (-1e-8, math.inf, math.nan), ">= 0"),

@@ -149,7 +149,7 @@ def before(
 ) -> tuple[First, Memory]:
     """Law 1. ``active`` marks the blocks that have a gradient in this step."""
     guard, zero = o.guard > 0, torch.zeros_like(sums.ww)
-    live = active & (torch.isfinite(sums.gg) | ~guard)
+    live = active & (torch.isfinite(sums.gg) & torch.isfinite(sums.ww) | ~guard)
     sums = Sums(*(torch.where(live, x, zero) for x in sums))
     gw = o.sign * sums.gw
 

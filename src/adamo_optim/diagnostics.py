@@ -30,7 +30,7 @@ def quantities(last: Record) -> dict[str, Tensor]:
     guard_update              1 where the root mean square of Adam's quotient met its bound
     guard_turn                1 where the angle of a turn met its bound
     guard_noise               1 where the tangential gradient was at rounding level
-    guard_nonfinite           1 where the gradient was not finite and the block was left alone
+    guard_nonfinite           1 where gradient or norm was not finite and the block was left alone
     ========================  =================================================================
     """
     sums, first, second = last.sums, last.first, last.second
@@ -89,8 +89,10 @@ def flatten_diagnostics(
 
 def refine_rule(p: Tensor, state: dict[str, Any], rule: str, reason: str) -> tuple[str, str]:
     """What the first step decides: a block that starts at zero follows Adam for good."""
-    if rule == "low_dim" or "initial_norm" not in state:
-        return rule, reason if "initial_norm" in state else f"{reason}; frozen, no state yet"
+    if "initial_norm" not in state:
+        return rule, f"{reason}; {'' if p.requires_grad else 'frozen, '}no state yet"
+    if rule == "low_dim":
+        return rule, reason
     initial = float(state["initial_norm"])
     if initial == 0:
         return "low_dim", f"its norm was 0 at its first step (otherwise {rule}: {reason})"

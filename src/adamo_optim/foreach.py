@@ -22,13 +22,15 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
         return [], []
     remember(blocks, first)
     pick, m, v = blocks.pick, blocks.m, blocks.v
-    w = [x.to(y.dtype) for x, y in zip(blocks.w, m, strict=True)]
+    w, g_tangential = (
+        [
+            torch.where(use, x.to(y.dtype), 0)
+            for use, x, y in zip(pick(used), tensors, m, strict=True)
+        ]
+        for used, tensors in ((first.live, blocks.w), (first.use_gradient, blocks.g))
+    )  # 0, and not 0·∞, for what the guard leaves alone
 
     # g^θ = ±g − p·w
-    g_tangential = [
-        torch.where(use, g.to(x.dtype), 0)
-        for use, g, x in zip(pick(first.use_gradient), blocks.g, m, strict=True)
-    ]
     torch._foreach_mul_(g_tangential, pick(first.sign))
     torch._foreach_addcmul_(g_tangential, w, pick(first.p), -1)
     # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
@@ -60,7 +62,9 @@ def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -
     if len(blocks) == 0:
         return
     w = [x.to(u.dtype) for x, u in zip(blocks.w, updates, strict=True)]
-    change = torch._foreach_mul(w, blocks.pick(second.a1))
+    change = [
+        torch.where(a1 == 0, 0, x * a1) for x, a1 in zip(w, blocks.pick(second.a1), strict=True)
+    ]
     updates = without_overflow(blocks, updates, second)
     torch._foreach_addcmul_(change, updates, blocks.pick(second.b), -1)
     torch._foreach_add_(w, change)

@@ -49,10 +49,12 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
     for i, coefficients in enumerate(zip(*map(blocks.pick, first), strict=True)):
         c = First(*coefficients)
         m, v = blocks.m[i], blocks.v[i]
-        w, g = blocks.w[i].to(m.dtype), blocks.g[i].to(m.dtype)
+        # 0, and not 0·∞, for what the guard leaves alone
+        w = torch.where(c.live, blocks.w[i].to(m.dtype), 0)
+        g = torch.where(c.use_gradient, blocks.g[i].to(m.dtype), 0)
 
         # g^θ = ±g − p·w
-        g_tangential = torch.where(c.use_gradient, g, 0) * c.sign - w * c.p
+        g_tangential = g * c.sign - w * c.p
         # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
         m = (m - w * c.q) * c.beta1 + g_tangential * (1 - c.beta1)
         v = v * c.beta2 + g_tangential * g_tangential * (1 - c.beta2)
@@ -82,7 +84,9 @@ def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -
         zip(without_overflow(blocks, updates, second), a1s, bs, strict=True)
     ):
         w = blocks.w[i].to(u.dtype)
-        blocks.write_weight(i, w + (w * a1 - u * b), steps)
+        # as above; but a differentiable step has a derivative by a1 at 0, too
+        change = w * a1 if blocks.replace else torch.where(a1 == 0, 0, w * a1)
+        blocks.write_weight(i, w + (change - u * b), steps)
 
 
 def without_overflow(blocks: Blocks, updates: list[Tensor], second: Second) -> list[Tensor]:

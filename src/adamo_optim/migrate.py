@@ -46,7 +46,9 @@ def from_adamw(
             f"from_adamw needs a torch.optim.AdamW or torch.optim.Adam, "
             f"got {type(optimizer).__name__}"
         )
-    new = cls([_group(group, options) for group in optimizer.param_groups], **options)
+    groups = [_group(group, options) for group in optimizer.param_groups]
+    defaults = _taken_over(optimizer.defaults, options)  # for groups that are added later
+    new = cls(groups, **{k: v for k, v in defaults.items() if k in DEFAULTS}, **options)
     with torch.no_grad():
         for p, _, group, number in new._parameters():
             old = optimizer.state.get(p)
@@ -79,21 +81,27 @@ def _move_scheduler(scheduler: Any, old: Optimizer, new: AdamO) -> None:
 def _group(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     if old.get("amsgrad"):
         raise ValueError("from_adamw cannot continue amsgrad=True: AdamO has no maximum of v")
-    group = {k: v for k, v in old.items() if k not in FOREIGN and k not in options}
+    group = _taken_over(old, options)
     group["params"] = list(old["params"])
     if "param_names" in old:
         group["params"] = list(zip(old["param_names"], old["params"], strict=True))
         del group["param_names"]
-    if "weight_decay" in group:
-        if group["weight_decay"] and not old.get("decoupled_weight_decay"):
-            warnings.warn(
-                "weight_decay of torch.optim.Adam is an L2 term in the gradient. AdamO's is "
-                "decoupled, as AdamW's is, and takes it over as if it were that.",
-                UserWarning,
-                stacklevel=users_level(),
-            )
-        group["weight_decay"] = translated_decay(old, {**DEFAULTS, **group, **options})
+    if group.get("weight_decay") and not old.get("decoupled_weight_decay"):
+        warnings.warn(
+            "weight_decay of torch.optim.Adam is an L2 term in the gradient. AdamO's is "
+            "decoupled, as AdamW's is, and takes it over as if it were that.",
+            UserWarning,
+            stacklevel=users_level(),
+        )
     return group
+
+
+def _taken_over(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """What AdamO keeps of a group of AdamW, or of its defaults, in its own terms."""
+    kept = {k: v for k, v in old.items() if k not in FOREIGN and k not in options}
+    if "weight_decay" in kept:
+        kept["weight_decay"] = translated_decay(old, {**DEFAULTS, **kept, **options})
+    return kept
 
 
 def translated_decay(old: dict[str, Any], options: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import (
     Optimizer,
     ParamsT,
@@ -19,7 +20,16 @@ from torch.optim.optimizer import (
 from . import diagnostics, geometry, migrate
 from . import sharded as sharding
 from .backends import choose
-from .options import DEFAULTS, FORM, PAPER, RADIAL_SGD, SCHEMA, check_options, warn_of_collapse
+from .options import (
+    DEFAULTS,
+    FORM,
+    PAPER,
+    RADIAL_SGD,
+    SCHEMA,
+    as_pair,
+    check_options,
+    warn_of_collapse,
+)
 from .rules import Explanation, Row, decays, rule_of
 from .state import (
     BUFFERS,
@@ -28,6 +38,7 @@ from .state import (
     Work,
     complete_mean_square,
     initialize,
+    same,
     sampled_state,
     whole_previous,
 )
@@ -119,7 +130,7 @@ class AdamO(Optimizer):
         guard: bounds η_ρ,t/η_ρ to [0.1, 10], a step's radial factor to [0.5, 2] and the root mean
             square of m̂/(√v̂ + ε) to 100, counts ``lr/angular_rms`` as 0.1 at most, skips decay
             while ‖w‖ < 0.1·‖w₀‖, takes tangential gradients at rounding level as 0
-            (``radial="sgd"``), and leaves a block untouched when its gradient is not finite.
+            (``radial="sgd"``), and leaves a block untouched when gradient or norm is not finite.
             ``False`` is Algorithm 1 to the letter; non-finite gradients then reach the weights, as
             in ``torch.optim.AdamW``.
         maximize, foreach, fused, capturable, differentiable: as in ``torch.optim.AdamW``.
@@ -173,6 +184,7 @@ class AdamO(Optimizer):
         arguments = locals()
         defaults = {name: arguments.get(name, value) for name, value in DEFAULTS.items()}
         check_options(defaults)
+        defaults["betas"] = as_pair(betas)
         self._forget_layout()
         super().__init__(params, defaults)
         warn_of_collapse([group for p, _, group, _ in self._parameters() if decays(p, group)])
@@ -235,6 +247,8 @@ class AdamO(Optimizer):
         """Add a group; its options are checked and its state is laid out at once."""
         if isinstance(param_group, dict):
             check_options({**self.defaults, **param_group})
+            if "betas" in param_group:
+                param_group["betas"] = as_pair(param_group["betas"])
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -245,7 +259,7 @@ class AdamO(Optimizer):
         except Exception:
             self.param_groups.pop()
             raise
-        self._known.update(map(id, group["params"]))
+        self._remember_parameters()
         self._populate()
         if self.__dict__.get("_is_built") and any(decays(p, group) for p in group["params"]):
             warn_of_collapse([group])
@@ -261,6 +275,9 @@ class AdamO(Optimizer):
         """Which rule and backend each parameter got, and why."""
         rows = Explanation()
         for p, name, group, _ in self._parameters():
+            if is_lazy(p):
+                rows.append(Row(name, (), "auto", "lazy: it has no shape yet", "not chosen yet"))
+                continue
             rule, reason = rule_of(p, group)
             rule, reason = diagnostics.refine_rule(p, self.state.get(p, {}), rule, reason)
             backend, note = choose(p, group, name)
@@ -281,6 +298,7 @@ class AdamO(Optimizer):
     @torch._disable_dynamo
     def state_dict(self) -> StateDict:
         """The state as in any torch optimizer; buffers of DTensors are DTensors themselves."""
+        self._drop_unused()
         result = super().state_dict()
         keys = list(chain.from_iterable(group["params"] for group in result["param_groups"]))
         for p, _, _, number in self._parameters():
@@ -314,13 +332,17 @@ class AdamO(Optimizer):
 
     def _check_state(self, state_dict: StateDict) -> None:
         """Moments that are missing or of another shape must not turn into zeros unnoticed."""
-        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        theirs, ours = state_dict["param_groups"], self.param_groups
+        if [len(g["params"]) for g in theirs] != [len(g["params"]) for g in ours]:
+            return  # torch says so in a moment
+        saved = [key for group in theirs for key in group["params"]]
         for p, name, _, number in self._parameters():
-            state = (state_dict["state"].get(saved[number]) if number < len(saved) else None) or {}
+            state = state_dict["state"].get(saved[number]) or {}
             for moment in ("exp_avg", "exp_avg_sq") if state else ():
                 found = state.get(moment)
                 if not isinstance(found, Tensor) or found.shape != p.shape:
-                    what = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else "none"
+                    shape = tuple(found.shape) if isinstance(found, Tensor) else ()
+                    what = f"one of shape {shape}" if isinstance(found, Tensor) else "none"
                     raise ValueError(
                         f"{name} of shape {tuple(p.shape)} needs {moment} of that shape, and this "
                         f"state_dict has {what}: it is damaged, or of another model."
@@ -335,7 +357,7 @@ class AdamO(Optimizer):
             for name, value in before.items():
                 group.setdefault(name, value)
             group["schema"] = SCHEMA
-            self._known.update(map(id, group["params"]))
+        self._remember_parameters()
         for name, value in before.items():
             self.defaults.setdefault(name, value)
         if source is not None:
@@ -357,7 +379,10 @@ class AdamO(Optimizer):
         self._signature: Any = None
         self._resting: list[Tensor] = []  # frozen so far: no state, no place in a bucket
         self._on_mesh: Counter[Any] = Counter()  # how many parameters, frozen ones too
+        self._states: list[dict[str, Any]] = []  # those laid out, in the order of self.state
+        self._fresh: list[Tensor] = []  # parameters whose state no step has touched yet
         self._known: set[int] = self.__dict__.get("_known", set())
+        self._had_matrices: list[bool] = self.__dict__.get("_had_matrices", [])
         self._loading: StateDict | None = self.__dict__.get("_loading")
 
     def _parameters(self) -> Iterator[tuple[Tensor, str, dict[str, Any], int]]:
@@ -375,19 +400,36 @@ class AdamO(Optimizer):
                 number += 1
 
     def _trains(self, p: Tensor) -> bool:
-        return not p.is_meta and (p.requires_grad or p.grad is not None or p in self.state)
+        wanted = p.requires_grad or p.grad is not None or bool(self.state.get(p))
+        return wanted and not p.is_meta and not is_lazy(p)
 
     def _populate(self) -> None:
         """State exists before the first step, so that saving a fresh optimizer changes nothing."""
         for p, name, group, number in self._parameters():
             if self._trains(p):
+                if not self.state[p]:
+                    self._fresh.append(p)
                 _check_shape(self.state[p].get("exp_avg"), p, name)
                 initialize(self.state[p], p, group, number)
+
+    def _drop_unused(self) -> None:
+        """Forget the untouched state of parameters that others have taken the place of.
+
+        Trainers shard a model after its optimizer was built. State that a step has written stays,
+        as in torch: its parameter may come back.
+        """
+        if self._fresh:
+            here = {id(p) for group in self.param_groups for p in group["params"]}
+            for p in self._fresh:
+                if id(p) not in here:
+                    self.state.pop(p, None)
+            self._fresh = [p for p in self._fresh if id(p) in here]
 
     @torch._disable_dynamo
     def _prepare(self) -> list[Work]:
         """What the host does in a step; the rest is tensor code that torch.compile can trace."""
-        works = (bucket.prepare() for bucket in self._buckets())
+        works = [bucket.prepare() for bucket in self._buckets()]
+        self._fresh.clear()
         return [work for work in works if work is not None]
 
     def _buckets(self) -> list[Bucket]:
@@ -403,6 +445,7 @@ class AdamO(Optimizer):
         if (
             signature != self._signature
             or any(map(self._trains, self._resting))
+            or not same(list(self.state.values()), self._states)
             or not all(bucket.is_current() for bucket in self._layout)
         ):
             self._lay_out()
@@ -414,7 +457,8 @@ class AdamO(Optimizer):
             check_options(group)
             self._check_differentiable(group)
         self._check_swapped()
-        self._known = {id(p) for group in self.param_groups for p in group["params"]}
+        self._remember_parameters()
+        self._drop_unused()
         self._populate()
         self._resting = []
         self._on_mesh = Counter()
@@ -434,18 +478,27 @@ class AdamO(Optimizer):
         self._layout = list(buckets.values())
         for bucket in self._layout:
             bucket.finish()
+        self._states = list(self.state.values())
+
+    def _remember_parameters(self) -> None:
+        self._known = {id(p) for group in self.param_groups for p in group["params"]}
+        self._had_matrices = [
+            any(not is_lazy(p) and p.dim() > 1 for p in group["params"])
+            for group in self.param_groups
+        ]
 
     def _check_swapped(self) -> None:
         """ZeRO-style wrappers put flat partitions in the place of the parameters we were given."""
-        fewer = sum(len(group["params"]) for group in self.param_groups) < len(self._known)
         for p, name, _, _ in self._parameters():
             if id(p) not in self._known:
                 geometry.check_parameter(p, name)
-                if p.dim() == 1 and (fewer or not isinstance(p, torch.nn.Parameter)):
-                    raise RuntimeError(
-                        f"{name} was put in the place of the parameter AdamO was built with, and "
-                        f"it is flat. {geometry.FLAT_PARAMETER_HELP}"
-                    )
+        for g, (group, had) in enumerate(zip(self.param_groups, self._had_matrices, strict=False)):
+            named = list(_named(g, group))
+            if had and named and all(p.dim() == 1 and id(p) not in self._known for p, _ in named):
+                raise RuntimeError(
+                    f"{named[0][1]} was put in the place of the parameter AdamO was built with, "
+                    f"and it is flat. {geometry.FLAT_PARAMETER_HELP}"
+                )
 
 
 def _named(index: int, group: dict[str, Any]) -> Iterator[tuple[Tensor, str]]:

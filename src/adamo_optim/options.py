@@ -113,10 +113,7 @@ def check_options(options: dict[str, Any]) -> None:
         if isinstance(value, str) and value == WORDS.get(name):
             continue
         check_number(name, value, RANGES[name])
-    betas = options["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"betas must be a pair of numbers, got {betas!r}")
-    for i, beta in enumerate(betas):
+    for i, beta in enumerate(as_pair(options["betas"])):
         check_number(f"betas[{i}]", beta, (0.0, True, 1.0, False))
     for name, choices in CHOICES.items():
         if options[name] not in choices:
@@ -127,6 +124,16 @@ def check_options(options: dict[str, Any]) -> None:
         if not isinstance(options[name], bool):
             raise ValueError(f"{name} must be True or False, got {options[name]!r}")
     check_backend(options)
+
+
+def as_pair(betas: Any) -> tuple[Any, Any]:
+    """Two numbers from any sequence of them, a configuration library's own kind included."""
+    if isinstance(betas, (str, bytes)) or not hasattr(betas, "__len__") or len(betas) != 2:
+        raise ValueError(f"betas must be a pair of numbers, got {betas!r}")
+    first, second = (
+        b.item() if hasattr(b, "item") and not isinstance(b, Tensor) else b for b in betas
+    )
+    return first, second
 
 
 def check_number(name: str, value: Any, bounds: tuple[float, bool, float, bool]) -> None:
@@ -150,7 +157,8 @@ def check_number(name: str, value: Any, bounds: tuple[float, bool, float, bool])
         value <= high if high_legal else value < high
     )
     if not inside:
-        raise ValueError(f"{name} must be {legal}{alternatives}, got {value}")
+        finite = "" if math.isfinite(value) or math.isfinite(high) else "finite and "
+        raise ValueError(f"{name} must be {finite}{legal}{alternatives}, got {value}")
 
 
 def check_low_dim(value: Any) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 def rule_of(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
@@ -44,7 +45,7 @@ def norm_moves(rule: str, group: dict[str, Any]) -> bool:
 
 def decays(p: Tensor, group: dict[str, Any]) -> bool:
     """Whether weight decay changes the norm of a parameter."""
-    return norm_moves(rule_of(p, group)[0], group)
+    return not is_lazy(p) and norm_moves(rule_of(p, group)[0], group)
 
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")

@@ -32,6 +32,7 @@ SCALE_INVARIANT = ("scale_invariant", "scale-invariant by Euler's identity")
 SCALE_DEPENDENT = ("general", "depends on its scale")
 NO_GRADIENT = ("general", "no gradient reached it: unknown, treated as general")
 NOT_FINITE = ("general", "its gradient was not finite: unknown, treated as general")
+EPS_MATTERS = ("general", "depends on its scale through the eps of a norm layer")
 SET_BY_USER = "set by the user"
 
 # A norm layer's eps moves |cos(g, w)| by about eps / variance: 1e-20 serves features down to a
@@ -39,6 +40,10 @@ SET_BY_USER = "set by the user"
 # by √eps = 1e-10 instead of 0: their gradients stay finite, and not so large that another
 # dependence on the scale of w could vanish beside them in the cosine.
 NEGLIGIBLE_EPS = 1e-20
+# With the model's own eps, |cos(g, w)|·√(entries of w) is about eps / (variance + eps), and about 1
+# where no norm layer follows. Above this the scale of w does matter.
+FELT_EPS = 0.1
+RMS_NORM_EPS = torch.finfo(torch.float32).eps  # what F.rms_norm takes where none is given
 EPS_NAMES = ("eps", "epsilon", "variance_epsilon")
 NORM_FUNCTIONS = {F.batch_norm, F.group_norm, F.instance_norm, F.layer_norm, F.rms_norm}
 NARROW_CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
@@ -70,10 +75,11 @@ def param_groups(
 
     A few backward passes with random cotangents therefore examine all weights at once. They run in
     train mode, modules in eval mode inside a model in train mode (a frozen BatchNorm) excepted, on
-    a float64 copy whose norm layers have a negligible eps and whose constant parameters are
-    perturbed: a bias that starts at zero hides that W x + b depends on the scale of W, and a zero
-    weight lets no gradient through. The model, its gradients and flags and the random state stay
-    as they are.
+    a float64 copy whose norm layers have a negligible eps and whose parameters are perturbed: a
+    bias that starts at zero hides that W x + b depends on the scale of W, and a zero weight lets no
+    gradient through. What passes is examined once more with the layers' own eps, which small
+    features may not exceed. The model, its gradients and flags and the random state stay as they
+    are; forward hooks are called, with the copy.
 
     Args:
         model: the model, before it is wrapped for distributed training; where wrapping replaces
@@ -89,7 +95,8 @@ def param_groups(
             counts, so leave out what the loss does not read, such as caches.
         low_dim: ``"auto"`` makes parameters with dim <= 1 low-dimensional, an integer also those
             with fewer elements, ``None`` none. Decided first, as in Algorithm 1.
-        trials: the number of forward and backward passes.
+        trials: the number of forward and backward passes; as many more with the layers' own eps
+            where a weight has passed.
         tolerance: the largest \|cos(g, w)\| of a scale-invariant weight.
 
     Returns:
@@ -201,16 +208,29 @@ def _examine(
     generator = torch.Generator("cpu").manual_seed(0)  # the same verdicts every time
     with _isolation():
         twin = _float64_twin(model)
-        weights = dict(twin.named_parameters())
-        _leave_special_points(weights.values(), generator)
-        measured = {name: [] for name in weights}  # ⟨g, w⟩ and ‖g‖‖w‖, per trial
-        for _ in range(trials):
-            gradients = _random_gradients(twin, batch, forward, generator)
-            for name, weight in weights.items():
-                measured[name].append(_alignment(gradients.get(weight), weight))
-    sizes = [size for pairs in measured.values() for _, size in pairs if math.isfinite(size)]
-    noise = ROUNDING * max(sizes, default=0.0)
-    return {name: _verdict(pairs, tolerance, noise) for name, pairs in measured.items()}
+        _leave_special_points(twin.parameters(), generator)
+
+        def measure(eps: float | None) -> dict[str, list[tuple[float, float]]]:
+            """⟨g, w⟩ and ‖g‖‖w‖ of every weight, per trial."""
+            measured = {name: [] for name, _ in twin.named_parameters()}
+            for _ in range(trials):
+                gradients = _random_gradients(twin, batch, forward, generator, eps)
+                for name, weight in twin.named_parameters():
+                    measured[name].append(_alignment(gradients.get(weight), weight))
+            return measured
+
+        with _eps_of_norm_layers(twin, NEGLIGIBLE_EPS):
+            measured = measure(NEGLIGIBLE_EPS)
+        sizes = [size for pairs in measured.values() for _, size in pairs if math.isfinite(size)]
+        noise = ROUNDING * max(sizes, default=0.0)
+        verdicts = {name: _verdict(pairs, tolerance, noise) for name, pairs in measured.items()}
+        if SCALE_INVARIANT in verdicts.values():
+            for name, pairs in measure(None).items():
+                bound = FELT_EPS / math.sqrt(max(twin.get_parameter(name).numel(), 1))
+                felt = any(abs(inner) > bound * size for inner, size in pairs)
+                if felt and verdicts[name] == SCALE_INVARIANT:
+                    verdicts[name] = EPS_MATTERS
+    return verdicts
 
 
 def _alignment(gradient: Tensor | None, weight: Tensor) -> tuple[float, float]:
@@ -242,6 +262,8 @@ def _isolation() -> Iterator[None]:
         cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.callback(random.setstate, random.getstate())
+        if numpy := sys.modules.get("numpy"):
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for device_type in ("cpu", "cuda"):
@@ -254,7 +276,7 @@ def _isolation() -> Iterator[None]:
 
 
 def _float64_twin(model: nn.Module) -> nn.Module:
-    """A float64 copy for training, every weight trainable, every norm layer's eps negligible."""
+    """A float64 copy for training, every weight trainable."""
     # Hook-based weight_norm leaves computed weights in its module, which torch refuses to copy.
     computed = [t for t in _plain_tensors(model) if not t.is_leaf]
     try:
@@ -273,12 +295,21 @@ def _float64_twin(model: nn.Module) -> nn.Module:
         tensor.data = tensor.data.to(WIDE.get(tensor.dtype, tensor.dtype))
     for parameter in twin.parameters():
         parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
-    for module in twin.modules():
-        for name in EPS_NAMES:
-            if isinstance(getattr(module, name, None), float):
-                with contextlib.suppress(AttributeError):  # a read-only property
-                    setattr(module, name, NEGLIGIBLE_EPS)
     return twin
+
+
+@contextlib.contextmanager
+def _eps_of_norm_layers(twin: nn.Module, eps: float) -> Iterator[None]:
+    """Another eps in every module that has one, for a while."""
+    with contextlib.ExitStack() as stack:
+        for module in twin.modules():
+            for name in EPS_NAMES:
+                own = getattr(module, name, None)
+                if isinstance(own, float):
+                    with contextlib.suppress(AttributeError):  # a read-only property
+                        setattr(module, name, eps)
+                        stack.callback(setattr, module, name, own)
+        yield
 
 
 def _plain_tensors(model: nn.Module) -> list[Tensor]:
@@ -296,11 +327,15 @@ def _has_float64(device: torch.device) -> bool:
 
 @torch.no_grad()
 def _leave_special_points(parameters: Iterable[Tensor], generator: torch.Generator) -> None:
-    """Perturb constant parameters: what holds only at 0 or 1 does not last in training."""
+    """Perturb all parameters: what holds only at 0, at 1 or at an identity does not last.
+
+    Entries that are not 0 move away from it, so that what must be positive stays so.
+    """
     for p in parameters:
-        if p.requires_grad and p.numel() > 0 and (p == p.flatten()[0]).all():
-            spread = 0.1 * p.abs().max().item() or 0.02
-            p.add_(_normal_like(p, generator), alpha=spread)
+        if p.requires_grad and p.numel() > 0:
+            noise = _normal_like(p, generator) * (0.1 * p.abs().max().item() or 0.02)
+            constant = p.is_complex() or (p == p.flatten()[0]).all()
+            p.add_(noise if constant else torch.where(p == 0, noise, noise.abs() * p.sign()))
 
 
 def _normal_like(t: Tensor, generator: torch.Generator) -> Tensor:
@@ -308,12 +343,12 @@ def _normal_like(t: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _random_gradients(
-    twin: nn.Module, batch: Any, forward: Forward, generator: torch.Generator
+    twin: nn.Module, batch: Any, forward: Forward, generator: torch.Generator, eps: float | None
 ) -> dict[Tensor, Tensor | None]:
     """Every trainable parameter's gradient in one forward pass with random cotangents."""
     weights = [p for p in twin.parameters() if p.requires_grad]
     try:
-        with _Float64Mode():
+        with _Float64Mode(eps):
             result = forward(twin, _float64_batch(batch, {p.device for p in twin.parameters()}))
             outputs = [t for t in _tensors_in(result) if t.requires_grad]
             cotangents = [_normal_like(t, generator) for t in outputs]
@@ -367,7 +402,11 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 class _Float64Mode(TorchFunctionMode):
-    """Keeps models that cast inside in float64, and the eps of functional norms negligible."""
+    """Keeps models that cast inside in float64, and sets the eps of functional norms."""
+
+    def __init__(self, eps: float | None) -> None:
+        super().__init__()
+        self.eps = eps  # None: as the model has it
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -375,7 +414,10 @@ class _Float64Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in NORM_FUNCTIONS:
             bound = inspect.signature(func).bind(*args, **kwargs)
-            bound.arguments["eps"] = NEGLIGIBLE_EPS
+            if self.eps is not None:
+                bound.arguments["eps"] = self.eps
+            elif func is F.rms_norm and bound.arguments.get("eps") is None:
+                bound.arguments["eps"] = RMS_NORM_EPS
             return func(*bound.args, **bound.kwargs)
         if func in NARROW_CASTS:
             return Tensor.double(*args, **kwargs)

@@ -466,7 +466,7 @@ def law_before(
     tl.store(c + MW * blocks, tl.where(active, mw, 0.0))
     tl.store(c + ACTIVE * blocks, active.to(tl.float64))
 
-    finite = gg <= LARGEST  # False for inf and NaN
+    finite = (gg <= LARGEST) & (ww <= LARGEST)  # False for inf and NaN
     live = active & (finite | (guard == 0))
     ww, gw, gg = tl.where(live, ww, 0.0), sign * tl.where(live, gw, 0.0), tl.where(live, gg, 0.0)
     kappa, mw = tl.where(live, kappa, 0.0), tl.where(live, mw, 0.0)

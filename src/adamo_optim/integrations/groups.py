@@ -41,6 +41,11 @@ def with_rules(
     found = {p: (i, name) for i, group in enumerate(ruled) for name, p in group["params"]}
     result: dict[tuple[int, int], dict[str, Any]] = {}
     for g, group in enumerate(groups):
+        if not isinstance(group, Mapping) or "params" not in group:
+            raise ValueError(
+                f'groups must be dictionaries with "params", got {type(group).__name__}: pass '
+                '[{"params": model.parameters()}], or call param_groups.'
+            )
         entries = group["params"]
         for entry in [entries] if isinstance(entries, Tensor) else entries:
             p: Tensor = entry[1] if isinstance(entry, tuple) else entry

@@ -102,7 +102,7 @@ static void before(
     const Options *o, const Traits *traits, Memory *memory, bool active, Row *row)
 {
     const bool guard = o->guard > 0;
-    const bool live = active && (isfinite(row->gg) || !guard);
+    const bool live = active && ((isfinite(row->gg) && isfinite(row->ww)) || !guard);
     const double gg = live ? row->gg : 0, gw = live ? o->sign * row->gw : 0;
     const double mw = live ? row->mw : 0;
     double ww = live ? row->ww : 0;
