@@ -486,10 +486,13 @@ def swap(model: nn.Sequential, optimizer: AdamO) -> None:
     optimizer.param_groups[0]["params"] = list(model.parameters())
 
 
+@pytest.mark.parametrize("reload", [False, True])
 @pytest.mark.parametrize("steps", [0, 2])
-def test_parameters_may_be_replaced_before_the_first_step(steps: int) -> None:
+def test_parameters_may_be_replaced_before_the_first_step(steps: int, reload: bool) -> None:
     model = network()
     optimizer = AdamO(model.parameters())
+    if reload:  # Accelerate does, to move the state to its device
+        optimizer.load_state_dict(optimizer.state_dict())
     old = [weakref.ref(p) for p in model.parameters()]
     swap(model, optimizer)
     train(model, optimizer, range(steps))

@@ -38,6 +38,7 @@ from .state import (
     Work,
     complete_mean_square,
     initialize,
+    is_fresh,
     same,
     sampled_state,
     whole_previous,
@@ -362,6 +363,7 @@ class AdamO(Optimizer):
             self.defaults.setdefault(name, value)
         if source is not None:
             self._take_back(source)
+        self._fresh = [p for p, *_ in self._parameters() if is_fresh(self.state.get(p, {}))]
 
     def _take_back(self, source: StateDict) -> None:
         saved = chain.from_iterable(group["params"] for group in source["param_groups"])

@@ -48,6 +48,12 @@ def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], seed: in
     _initialize_previous(state, p, group, seed)
 
 
+def is_fresh(state: dict[str, Any]) -> bool:
+    """No step has written it; reads the device."""
+    step = state.get("step")
+    return isinstance(step, Tensor) and not step.is_meta and float(geometry.local(step)) == 0
+
+
 def set_mean_square(state: dict[str, Any]) -> None:
     """The mean of v, for a v that comes from elsewhere: an older checkpoint, or AdamW."""
     v = state["exp_avg_sq"].detach()
