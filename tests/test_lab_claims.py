@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 
 import lab_fixtures as made
@@ -114,6 +118,36 @@ def test_shares_of_a_heat_map() -> None:
     assert grid_values(group, "adamo_paper", "near_share") == [6 / 25, 6 / 25]
     assert grid_values(group, "adamw", "region_share") == [2 / 25, 2 / 25]
     assert grid_values(group, "adamo_paper", "region_share") == [5 / 25, 5 / 25]
+
+
+def test_exactly_a_point_below_the_best_is_within_a_point() -> None:
+    """Images counted in float32: 50 of 5,000 are a difference of 0.01000005."""
+    group, runs = heat_maps((0,))
+    best, *others = [run for run in runs if run.config.optimizer == "adamw"]
+    for run, right in ((best, 3050), *((run, 3000) for run in others)):
+        run.result["swa_valid_accuracy"] = float(np.float32(right) / np.float32(5000))
+    assert grid_values(group, "adamw", "near_share") == [1.0]
+
+
+def test_runs_on_other_seeds_of_what_was_chosen_are_no_trials() -> None:
+    trials = made.study_records("tuning-language", seeds=(0,), rows=3)
+    finals = made.study_records("final-language", seeds=(5, 6), rows=3)
+    words = [run_of(r, corpus="wikitext2") for r in finals]
+    studies, _ = by_study([*trials, *finals, *words])
+    (group,) = studies["tuning-language"]
+    assert {run.id for run in group.runs} == {run.id for run in trials}
+    assert len(studies["final-language"]) == 2
+    more = made.study_records("tuning-language", seeds=(0, 1), rows=3)
+    studies, _ = by_study(more)
+    (group,), (other,) = studies["tuning-language"], studies["language"]
+    elsewhere = {run.id for run in other.runs if run.config.seed == 1}
+    assert {run.id for run in group.runs} == {run.id for run in more} - elsewhere
+    assert len(elsewhere) == 1  # AdamW as the paper's comparison has it
+
+
+def run_of(record: Record, **options: Any) -> Record:
+    config = replace(record.config, options={**record.config.options, **options})
+    return made.record(config, rows=3)
 
 
 def test_heat_maps_decide() -> None:

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from adamo_lab import side_by_side
+from adamo_lab import train as train_module
 from adamo_lab.engines import (
     KNOWN,
     STOPPED,
@@ -329,8 +330,11 @@ def test_runs_that_differ_in_the_late_phase_share_what_comes_before(
         _, alone = wave([config], tmp_path / "alone")
         assert alone.epochs() == {config.optimizer: 3}
     assert results(tmp_path / "together") == results(tmp_path / "alone")
-    digests = {r.result["weights_sha256"] for r in load_all(tmp_path / "together")[0].values()}
-    assert len(digests) == 3
+    found = load_all(tmp_path / "together")[0]
+    assert len({record.result["weights_sha256"] for record in found.values()}) == 3
+    trunk, branch, _ = (found[config.id].environment for config in chosen)
+    assert (branch["began_as"], trunk.get("began_as")) == (chosen[0].id, None)
+    assert 0 < branch["seconds"] < trunk["seconds"]
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -347,6 +351,33 @@ def test_a_shared_beginning_survives_an_interruption(
     assert view.epochs() == dict(zip(PAPERS, (3 - epochs, 1, 3 - epochs), strict=True))
     wave(chosen, tmp_path / "once")
     assert results(tmp_path / "twice") == results(tmp_path / "once")
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_checkpoint_that_cannot_be_written_ends_one_run_alone(
+    tmp_path: Path,
+    wave: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    stops: bool,
+) -> None:
+    """Where the runs branch, and where the wave is asked to stop."""
+    write = train_module.write
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == CHECKPOINT and name in path.parent.name:
+            raise LabError("the disk is full")
+        write(path, data)
+
+    monkeypatch.setattr(train_module, "write", full)
+    calls = iter(range(10))
+    statuses, _ = wave(small_table1(), tmp_path, lambda: stops and next(calls) >= 1)
+    fails = stops or name == "adamo_no_projection"  # a trunk's own checkpoint is not needed
+    if stops and name == "adamo_no_projection":
+        fails = False  # it waits, and has nothing to write
+    expected = dict.fromkeys(PAPERS, STOPPED if stops else FINISHED)
+    assert statuses == (expected | {name: FAILED} if fails else expected)
 
 
 def test_a_run_whose_trunk_diverged_is_trained_on_its_own(

@@ -110,6 +110,15 @@ def test_a_finished_record_is_preferred_to_a_failed_one(tmp_path: Path) -> None:
     assert found[CONFIG.id].status == "finished"
 
 
+@pytest.mark.parametrize("config", [{}, {"tusk": "digits"}])
+def test_a_document_of_another_kind_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / RUN).write_text("[]")
+    with pytest.raises(LabError, match="is damaged"):
+        load(tmp_path)
+    with pytest.raises(LabError, match="a config is not of this version"):
+        RunConfig.from_json(config)
+
+
 def test_a_record_of_another_format_is_named(tmp_path: Path) -> None:
     from adamo_lab.records import canonical, digest
 

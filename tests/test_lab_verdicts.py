@@ -107,12 +107,23 @@ def test_summary() -> None:
     assert Summary.of([None]).mean is None
 
 
+@pytest.mark.parametrize("diverged", [1, 4, 5])
+def test_what_diverges_is_less_accurate(diverged: int) -> None:
+    claim = Claim("Without it AdamO is less accurate.", "swa_test_accuracy", "a", "<", "b")
+    values = [None] * diverged + [0.7] * (5 - diverged)
+    verdict = judge(claim, values, [0.78, 0.77, 0.79, 0.78, 0.77], higher_is_better=True)
+    assert verdict.outcome == HOLDS
+    assert verdict.p == pytest.approx(1 / 252)
+
+
 def test_what_never_comes_is_not_late() -> None:
     claim = Claim("AdamO groks later.", "grokking_epoch", "adamo_paper", ">", "adamw")
     never: list[float | None] = [None] * 5
     verdict = judge(claim, never, [2500.0, 2400.0, 2600.0, 2550.0, 2450.0], higher_is_better=False)
     assert verdict.outcome == FAILS
     assert verdict.reason == "it did not come late, it never came"
+    verdict = judge(claim, [2900.0, *never[:4]], [2500.0, 2400.0, 2600.0], higher_is_better=False)
+    assert (verdict.outcome, verdict.reason[-12:]) == (FAILS, "in most runs")
     earlier = Claim("AdamO groks earlier.", "grokking_epoch", "adamo", "<", "adamw")
     verdict = judge(earlier, [1900.0, 1800.0, 2000.0, 1950.0], never, higher_is_better=False)
     assert verdict.outcome == HOLDS

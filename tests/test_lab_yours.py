@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -380,7 +380,12 @@ def endless() -> Iterator[Any]:
 
 
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
-    "epochs": ({"epochs": 0}, "epochs must be at least 1, got 0"),
+    "epochs": ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+    "part of an epoch": ({"epochs": 1.5}, "epochs must be a whole number of at least 1, got 1.5"),
+    "vector": (
+        {"metrics": lambda m, b: {"error": b[0][0]}, "valid_loader": CONSTANT},
+        r"error must be one number a batch, got shape \(\d+,\)",
+    ),
     "seeds": ({"seeds": ()}, r"seeds must be different and at least one, got \(\)"),
     "negative seed": ({"seeds": (-1,)}, "seeds must be >= 0, got -1"),
     "twice": ({"optimizers": ("adam", "adam")}, "optimizers must be different"),
@@ -416,6 +421,38 @@ def test_mistakes_are_named_before_anything_is_trained(
     with pytest.raises(LabError, match=message):
         run(tmp_path, **arguments)
     assert not [*tmp_path.iterdir()]
+
+
+class Own(nn.Linear):
+    """Draws from a generator that no seed reaches."""
+
+    generator = torch.Generator().manual_seed(0)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, generator=self.generator)
+
+
+ONE_MODEL = nn.Linear(8, 1)
+STARTS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "one model": (lambda: ONE_MODEL, "the same parameters twice"),
+    "one part": (lambda: nn.Sequential(ONE_MODEL), "the same parameters twice"),
+    "own generator": (lambda: Own(8, 1, bias=False), "different weights under the same seed"),
+    "empty": (nn.Identity, "a model without parameters"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), STARTS.values(), ids=STARTS.keys())
+def test_every_optimizer_has_the_same_start(
+    tmp_path: Path, make: Callable[[], nn.Module], message: str
+) -> None:
+    with pytest.raises(LabError, match=message):
+        compare(make, CONSTANT, loss_fn, epochs=1, report=False, out=tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_loss_of_shape_one_is_a_number(tmp_path: Path) -> None:
+    comparison = run(tmp_path, loss=lambda m, b: loss_fn(m, b).reshape(1))
+    assert [r.status for r in comparison.records] == [FINISHED] * 2
 
 
 def test_persistent_workers_are_refused(tmp_path: Path) -> None:

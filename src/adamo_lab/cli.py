@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .studies import Study
 
 INTERRUPTED = 130  # the exit status that shells use for it
+MOST_SEEDS = 10_000
 
 app = typer.Typer(
     name="adamo-lab",
@@ -272,7 +274,7 @@ def configs_of(
     synthetic: bool,
 ) -> list[RunConfig]:
     """All combinations, every name checked before the first run starts."""
-    from .optimizers import legal_arguments, settings
+    from .optimizers import check_own, legal_arguments, settings
     from .records import RunConfig
     from .tasks import all_options, info
 
@@ -283,6 +285,7 @@ def configs_of(
         hyper = settings(task, name, change)
         if unknown := sorted(set(change) - legal_arguments(name)):
             raise LabError(f"{name} has no hyper-parameter {unknown[0]!r}")
+        check_own(name, hyper)
         configs.append(RunConfig(task, name, seed, epochs or full, hyper, options, 1.0, synthetic))
     return configs
 
@@ -361,11 +364,13 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             seeds = tuple(int(part) for part in text.split(",") if part)
         elif "-" in text:
             first, last = map(int, text.split("-"))
-            seeds = tuple(range(first, last + 1))
+            seeds = tuple(range(first, last + 1)[: MOST_SEEDS + 1])
         else:
-            seeds = tuple(range(int(text)))
+            seeds = tuple(range(int(text))[: MOST_SEEDS + 1])
     except ValueError:
         seeds = ()
+    if len(seeds) > MOST_SEEDS:
+        raise LabError(f"--seeds asks for more than {MOST_SEEDS} seeds: {text!r}")
     if not seeds or min(seeds) < 0:
         raise LabError(f"--seeds takes a count (3), a list (0,2) or a range (5-9), got {text!r}")
     return seeds
@@ -385,7 +390,7 @@ def split_pair(text: str) -> tuple[str, str]:
 def parse(text: str) -> Any:
     """A JSON value where it is one (1e-3, true, null), else the text itself."""
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, parse_float=finite_number)
     except ValueError:
         return text
 
@@ -399,6 +404,10 @@ def parse_list(text: str) -> list[Any]:
         if not any(value == other and type(value) is type(other) for other in unique):
             unique.append(value)
     return unique
+
+
+def finite_number(text: str) -> float:
+    return number if math.isfinite(number := float(text)) else refuse(text)
 
 
 def refuse(constant: str) -> NoReturn:

@@ -11,6 +11,7 @@ from .tables import Cell, Row, Table, columns_of, heading, number
 from .verdicts import Summary
 
 WITHIN = 0.01  # a cell this close to the best counts as good
+ROUNDING = 1e-6  # accuracies are float32: a difference of exactly a point may read 0.01000005
 GRID_METRICS = ("near_share", "region_share")  # of a whole heat map, one value a seed
 
 
@@ -43,7 +44,7 @@ class Grid:
             (i, j)
             for i, row in enumerate(self.values)
             for j, v in enumerate(row)
-            if v is not None and abs(v - self.best) <= WITHIN + 1e-12
+            if v is not None and abs(v - self.best) <= WITHIN + ROUNDING
         }
 
     @property

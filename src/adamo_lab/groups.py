@@ -110,7 +110,8 @@ def study_ids(configs: Iterable[RunConfig]) -> dict[str, set[str]]:
     """
     plain: dict[str, dict[str, Request]] = {}
     changed: dict[str, dict[str, Request]] = {}
-    for c in configs:
+    seen = list(configs)
+    for c in seen:
         changes = {k: v for k, v in c.options.items() if differs(k, (c.options, defaults(c.task)))}
         for requests, options in ((plain, {}), (changed, changes)):
             key = canonical([c.seed, c.scale, c.synthetic, options])
@@ -118,7 +119,13 @@ def study_ids(configs: Iterable[RunConfig]) -> dict[str, set[str]]:
             requests.setdefault(c.task, {})[key] = request
     ids = {name: requested_ids(name, plain) for name in STUDIES}
     defined = set().union(*ids.values())
-    return {name: own | (requested_ids(name, changed) - defined) for name, own in ids.items()}
+    ids = {name: own | (requested_ids(name, changed) - defined) for name, own in ids.items()}
+    # what was chosen ran again, on other seeds and for other studies: those runs are no trials
+    trials = [name for name, study in STUDIES.items() if study.kind == "trials"]
+    others = set().union(*(own for name, own in ids.items() if name not in trials))
+    for name in trials:
+        ids[name] -= others - {c.id for c in seen if c.seed < STUDIES[name].seeds}
+    return ids
 
 
 def requested_ids(name: str, requests: Mapping[str, Mapping[str, Request]]) -> set[str]:

@@ -85,13 +85,14 @@ def landscape(
     """
     if points < 2:
         raise LabError(f"points must be at least 2, got {points}")
-    runs = read_runs(folders)
-    config = config_of(runs, points)
+    configs = read_configs(folders)
+    config = config_of([*configs.values()], points)
     folder = out / config.id
     if (folder / RUN).exists():
         known = load(folder)
         if known.status == FINISHED:
             return known
+    runs = [Trajectory(own, read_snapshots(place)) for place, own in configs.items()]
     record = evaluate(config, runs, data_dir, device, points, progress)
     save(record, folder)
     record.folder = folder
@@ -136,8 +137,8 @@ def evaluate(
 # --- the runs
 
 
-def read_runs(folders: Sequence[Path]) -> list[Trajectory]:
-    """Every run with its snapshots, in an order that does not depend on the caller's."""
+def read_configs(folders: Sequence[Path]) -> dict[Path, RunConfig]:
+    """The runs by their folders, in an order that does not depend on the caller's."""
     configs = {folder: finished_config(folder) for folder in folders}
     if not configs:
         raise LabError("a landscape needs at least one run, got none; give the folders of runs")
@@ -148,8 +149,7 @@ def read_runs(folders: Sequence[Path]) -> list[Trajectory]:
     names = [config.optimizer for config in configs.values()]
     if len({*names}) < len(names):
         raise LabError(f"a landscape takes one run of each optimizer, got {', '.join(names)}")
-    ordered = sorted(configs.items(), key=lambda item: item[1].id)
-    return [Trajectory(config, read_snapshots(folder)) for folder, config in ordered]
+    return dict(sorted(configs.items(), key=lambda item: item[1].id))
 
 
 def finished_config(folder: Path) -> RunConfig:
@@ -189,8 +189,8 @@ def read_snapshots(folder: Path) -> list[Tensor]:
     return path
 
 
-def config_of(runs: Sequence[Trajectory], points: int) -> RunConfig:
-    first = runs[0].config
+def config_of(runs: Sequence[RunConfig], points: int) -> RunConfig:
+    first = runs[0]
     return RunConfig(
         task="landscape",
         optimizer="all",
@@ -198,7 +198,7 @@ def config_of(runs: Sequence[Trajectory], points: int) -> RunConfig:
         epochs=first.epochs,
         hyper={},
         options={
-            "runs": [run.config.id for run in runs],
+            "runs": [run.id for run in runs],
             "of": first.task,
             "points": points,
             "margin": MARGIN,

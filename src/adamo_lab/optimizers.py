@@ -211,6 +211,7 @@ def build(
     import torch
 
     what = entry(name)
+    check_own(name, hyper)
     device = next(model.parameters()).device
     arguments = {k: v for k, v in hyper.items() if k not in OWN}
     if graph:
@@ -274,6 +275,17 @@ def adamo(
     else:
         groups = model.named_parameters()
     return AdamO(groups, capturable=graph, **{**FORM, **arguments})
+
+
+def check_own(name: str, hyper: Mapping[str, Any]) -> None:
+    """What only the late phase reads would be missed until then."""
+    rate, late = hyper.get("swa_lr", 0.0), hyper.get("late", {})
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
+        raise LabError(f"swa_lr must be a number >= 0, got {rate!r}")
+    if not isinstance(late, Mapping):
+        raise LabError(f"late must be a dictionary of hyper-parameters, got {late!r}")
+    if unknown := sorted(set(late) - (legal_arguments(name) - {*OWN, DECAY_VECTORS})):
+        raise LabError(f"{name} has no hyper-parameter {unknown[0]!r} for its late phase")
 
 
 def legal_arguments(name: str) -> set[str]:

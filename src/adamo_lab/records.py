@@ -59,7 +59,10 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunConfig:
-        return cls(**data)
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise LabError(f"a config is not of this version ({error})") from error
 
 
 @dataclass
@@ -159,7 +162,7 @@ def read_document(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
         claimed = document.pop("sha256")
         sound = claimed == digest(canonical(document).encode())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise LabError(f"{path} is damaged ({type(error).__name__}); delete its folder") from error
     if not sound:
         raise LabError(f"{path} was changed after it was written; delete its folder")

@@ -31,7 +31,7 @@ from .engines import (
     resolve_device,
 )
 from .optimizers import OWN, entry
-from .records import FINISHED, Row, RunConfig, canonical, write_atomically
+from .records import FINISHED, Row, RunConfig, canonical
 from .tasks.base import Batch, Phase, Task
 from .train import CHECKPOINT, Run, make_task
 
@@ -194,6 +194,7 @@ class Wave:
             saved = time.monotonic()
             while self.runs and not stop():
                 self.epoch()
+                self.forget_ended()
                 if time.monotonic() - saved > self.setup.checkpoint_seconds:
                     self.checkpoint()
                     saved = time.monotonic()
@@ -218,15 +219,14 @@ class Wave:
         for run in [run for run in self.runs if run.config.id in self.branches]:
             if late(run.task, run.epoch):
                 torch.cuda.synchronize()
-                run.checkpoint()
                 for config in self.branches.pop(run.config.id):
                     with self.safely(config):
-                        state = (run.folder / CHECKPOINT).read_bytes()
-                        write_atomically(self.setup.folder(config) / CHECKPOINT, state)
+                        run.branch(config, self.setup.folder(config))
                         self.runs.append(self.prepare(config))
 
-    def orphans(self) -> None:
-        """Runs whose trunk ended too early begin on their own."""
+    def forget_ended(self) -> None:
+        """Leave out what has ended; runs whose trunk ended too early begin on their own."""
+        self.runs = [run for run in self.runs if run.config.id not in self.ended]
         for id in [id for id in self.branches if id in self.ended]:
             for config in self.branches.pop(id):
                 with self.safely(config):
@@ -258,8 +258,6 @@ class Wave:
         for run in trained:
             if run.config.id not in self.ended:
                 self.collect(run, (time.monotonic() - started) / len(trained))
-        self.runs = [run for run in self.runs if run.config.id not in self.ended]
-        self.orphans()
 
     def collect(self, run: GraphRun, seconds: float) -> None:
         with self.safely(run.config):
@@ -283,7 +281,9 @@ class Wave:
     def checkpoint(self) -> None:
         torch.cuda.synchronize()
         for run in self.runs:
-            run.checkpoint()
+            with self.safely(run.config):
+                run.checkpoint()
+        self.forget_ended()
 
     @contextlib.contextmanager
     def safely(self, config: RunConfig) -> Iterator[None]:

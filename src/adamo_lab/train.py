@@ -68,6 +68,7 @@ class Run:
         self.average: list[Tensor] = []  # of the weights, under SWA
         self.averaged = 0
         self.seconds = 0.0
+        self.began_as = ""  # the id of the run that this one was until it branched off
         self.total = torch.zeros((), device=task.device)  # of this epoch's losses
         self.gradients = torch.zeros(2, device=task.device)  # sum of ‖g‖ and ‖g‖² over its steps
         self.steps = 0
@@ -226,8 +227,17 @@ class Run:
 
     def checkpoint(self) -> None:
         """Put the run on disk as it is between two epochs."""
+        self.write_checkpoint(self.config, self.folder, self.seconds, self.began_as)
+
+    def branch(self, config: RunConfig, folder: Path) -> None:
+        """Let another run begin where this one is; the time so far stays this one's."""
+        self.write_checkpoint(config, folder, 0.0, self.config.id)
+
+    def write_checkpoint(
+        self, config: RunConfig, folder: Path, seconds: float, began_as: str
+    ) -> None:
         state = {
-            "config": canonical(self.config.__dict__ | {"id": self.config.id}),
+            "config": canonical(config.__dict__ | {"id": config.id}),
             "epoch": self.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -236,11 +246,12 @@ class Run:
             "late": self.late,
             "rows": canonical(self.rows),
             "dynamics": canonical(self.dynamics),
-            "seconds": self.seconds,
+            "seconds": seconds,
+            "began_as": began_as,
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        write(self.folder / CHECKPOINT, buffer.getvalue())
+        write(folder / CHECKPOINT, buffer.getvalue())
 
     def resume(self) -> None:
         """Go on where the last checkpoint left off, if there is one."""
@@ -259,7 +270,7 @@ class Run:
         self.epoch, self.late = state["epoch"], state["late"]
         self.average, self.averaged = state["average"], state["averaged"]
         self.rows, self.dynamics = json.loads(state["rows"]), json.loads(state["dynamics"])
-        self.seconds = state["seconds"]
+        self.seconds, self.began_as = state["seconds"], state.get("began_as", "")
 
     def finish(self) -> Record:
         """Write the record and take the checkpoint away."""
@@ -276,7 +287,8 @@ class Run:
             config=self.config,
             status=FINISHED,
             result=result,
-            environment=environment.describe(self.task.device, self.seconds, self.warnings),
+            environment=environment.describe(self.task.device, self.seconds, self.warnings)
+            | ({"began_as": self.began_as} if self.began_as else {}),
             metrics=self.rows,
             dynamics=self.dynamics,
             arrays=self.task.arrays(self.model),

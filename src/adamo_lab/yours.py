@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from . import optimizers as registry
 from .engines import failure, interruptible, is_finished, locked, resolve_device
@@ -155,8 +156,8 @@ def check(
     seeds: Sequence[int],
 ) -> None:
     """One sentence for what makes no sense."""
-    if epochs < 1:
-        raise LabError(f"epochs must be at least 1, got {epochs}")
+    if type(epochs) is not int or epochs < 1:
+        raise LabError(f"epochs must be a whole number of at least 1, got {epochs!r}")
     for what, values in (("optimizers", names), ("seeds", seeds)):
         if isinstance(values, str) or not values or len({*values}) < len(values):
             raise LabError(f"{what} must be different and at least one, got {values!r}")
@@ -201,6 +202,7 @@ def rehearse(
     name = next(iter(settings))
     task = Yours(RunConfig("yours", name, 0, 1, settings[name]), device, recipe)
     model = new_model(task)
+    check_start(model, new_model(task))
     seen = hashlib.sha256()
     absorb(seen, [repr_of(model), *(p.detach() for p in model.state_dict().values())])
     for key in settings:
@@ -225,6 +227,30 @@ def rehearse(
     code = [recipe.model_fn, recipe.loss_fn, recipe.metrics, *{type(m) for m in model.modules()}]
     absorb(seen, sorted(source_of(part, known) for part in code))
     return seen.hexdigest()[:8]
+
+
+def check_start(model: nn.Module, again: nn.Module) -> None:
+    """Whoever trains second must not begin where the first one ended, nor anywhere else."""
+    parameters = {id(p) for p in model.parameters()}
+    if not parameters:
+        raise LabError("model_fn made a model without parameters: there is nothing to train")
+    if parameters & {id(p) for p in again.parameters()}:
+        raise LabError(
+            "model_fn returned the same parameters twice, so the second optimizer would go on "
+            "where the first one ended; make a new model in it (copy.deepcopy of yours will do)"
+        )
+    pairs = zip(model.state_dict().values(), again.state_dict().values(), strict=False)
+    if not all(is_lazy(a) or same_values(a, b) for a, b in pairs):
+        raise LabError(
+            "model_fn made two models with different weights under the same seed; draw its random "
+            "numbers from torch, numpy or random, and from no generator of its own"
+        )
+
+
+def same_values(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return True  # extra state
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def first(batches: Iterable[Any], what: str) -> Any:
@@ -288,7 +314,9 @@ class Yours(Task):
             yield moved(batch, self.device)
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
-        return self.recipe.loss_fn(model, *batch)
+        loss = self.recipe.loss_fn(model, *batch)
+        one = isinstance(loss, Tensor) and loss.dim() > 0 and loss.numel() == 1
+        return loss.reshape(()) if one else loss
 
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
         """Means over the validation batches, weighted by their sizes."""
@@ -312,10 +340,13 @@ class Yours(Task):
         if taken:
             raise LabError(f"metrics may not be called {', '.join(taken)}; choose another name")
         values = {"valid_loss": self.recipe.loss_fn(model, batch), **extra}
-        return {key: self.number(value) for key, value in values.items()}
+        return {key: self.number(key, value) for key, value in values.items()}
 
-    def number(self, value: float | Tensor) -> Tensor:
-        return torch.as_tensor(value, device=self.device).detach().double().reshape(())
+    def number(self, name: str, value: float | Tensor) -> Tensor:
+        number = torch.as_tensor(value, device=self.device).detach().double()
+        if number.numel() != 1:
+            raise LabError(f"{name} must be one number a batch, got shape {tuple(number.shape)}")
+        return number.reshape(())
 
     def result(self, rows: list[Row]) -> Row:
         """The median epoch's time: the first one warms up, and a busy machine has hiccups."""

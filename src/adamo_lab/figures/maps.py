@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -18,6 +19,7 @@ from .look import INK, WIDTH, Drawing, canvas, finish, legend_below, listed, pla
 
 SIDES = LinearSegmentedColormap.from_list("sides", ["#7fb8dd", "#f7f7f7", "#f0b28a"])
 LEVELS = 18
+TITLE_WIDTH = 62  # characters of a heat map's title in one line
 
 
 # --- Figure 1
@@ -169,7 +171,8 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(f"{grid.line.entry.label}: {grid.finding}", fontsize=8.5)
+    title = textwrap.fill(f"{grid.line.entry.label}: {grid.finding}", TITLE_WIDTH)
+    axes.set_title(title, fontsize=8.5)
     bar = picture.colorbar(image, ax=axes, shrink=0.9, pad=0.02, aspect=16)
     bar.outline.set_visible(False)  # type: ignore[operator]
     unit = " (%)" if factor == 100 else ""
