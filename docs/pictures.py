@@ -250,10 +250,11 @@ def migrating_run(change: int | None, steps: int = 400) -> list[float]:
 
 def about(lines: list[Line]) -> str:
     """n and commit."""
-    counts = sorted({len(line.runs) for line in lines})
+    counts = {len(line.runs) for line in lines}
     commits = sorted({run.environment["commit"] for line in lines for run in line.runs})
     label = ", commit " if len(commits) == 1 else ",\ncommits "
-    return f"n = {'–'.join(map(str, counts))}{label}{', '.join(commits)}"
+    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return f"n = {n}{label}{', '.join(commits)}"
 
 
 def language() -> Figure:
@@ -302,8 +303,7 @@ def row_name(line: Line, lines: list[Line]) -> str:
 
 
 def accuracies(line: Line) -> list[float]:
-    found = line.values("swa_test_accuracy")
-    return [round(1e4 * value) / 100 for value in found if value is not None]  # of 10,000 images
+    return [100 * value for value in line.values("swa_test_accuracy") if value is not None]
 
 
 def speed() -> Figure:
