@@ -10,6 +10,7 @@ import json
 import math
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -252,9 +253,10 @@ def about(lines: list[Line]) -> str:
     """n and commit."""
     counts = {len(line.runs) for line in lines}
     commits = sorted({run.environment["commit"] for line in lines for run in line.runs})
-    label = ", commit " if len(commits) == 1 else ",\ncommits "
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return f"n = {n}{label}{', '.join(commits)}"
+    label = ", commit " if len(commits) == 1 else ",\n"
+    named = textwrap.fill(", ".join(commits), 40)  # characters: what fits below a picture
+    return f"n = {n}{label}{named if len(commits) == 1 else f'commits {named}'}"
 
 
 def language() -> Figure:
