@@ -55,7 +55,7 @@ def step(options: dict[str, Any], dtype: torch.dtype, scaled: bool) -> None:
     weights = [nn.Parameter(torch.randn(48, 40).to(dtype)), nn.Parameter(torch.randn(7).to(dtype))]
     optimizer = AdamO(weights, foreach=False, fused=False, **options)
     number = torch.ones(1)
-    for _ in range(2):  # the second step need not read m
+    for _ in range(2):
         for p in weights:
             p.grad = torch.ones_like(p)
         for work in optimizer._prepare():
@@ -67,6 +67,7 @@ def step(options: dict[str, Any], dtype: torch.dtype, scaled: bool) -> None:
 def main() -> None:
     cuda.Plan.launch = compile_only
     step({}, torch.float32, scaled=False)
+    step({"radial": "sgd", "weight_decay": 0.0}, torch.float32, scaled=False)
     step({"previous_gradient": "sampled"}, torch.float32, scaled=True)
     step({"previous_gradient": "bfloat16"}, torch.float16, scaled=False)
     step({"curvature_target": None, "rounding": "stochastic"}, torch.bfloat16, scaled=False)

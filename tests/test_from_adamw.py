@@ -263,3 +263,18 @@ def test_a_group_that_is_added_later_has_adamws_settings() -> None:
     group = optimizer.param_groups[1]
     assert {name: group[name] for name in settings} == {**settings, "eps": 1e-7}
     assert group["weight_decay"] == pytest.approx(0.015)
+
+
+def test_moments_of_low_precision_weights_are_split_in_full_precision() -> None:
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.randn(8, 6).bfloat16())
+    old = torch.optim.AdamW([p])
+    p.grad = p.detach().clone()  # nearly all of it radial
+    p.grad[0, 0] += 0.5
+    old.step()
+    optimizer = AdamO.from_adamw(old, **RADIAL_SGD)
+    m, w = old.state[p]["exp_avg"].double(), p.detach().double()
+    expected = m - w * (m * w).sum() / (w * w).sum()
+    torch.testing.assert_close(
+        optimizer.state[p]["exp_avg"].double(), expected, rtol=1e-4, atol=1e-6 * float(m.norm())
+    )

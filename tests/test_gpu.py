@@ -217,3 +217,31 @@ def test_the_default_is_fused_and_explain_says_why_not() -> None:
     assert "float64" in rows[1].note
     with pytest.raises(RuntimeError, match=r"fused=True cannot be honoured for b.*float64"):
         AdamO([("b", double)], fused=True)
+
+
+@EVERY_BACKEND
+def test_a_graph_outlives_what_eager_steps_replace(backend: dict[str, Any]) -> None:
+    """Numbers and masks of a captured step are the graph's own, whatever comes after it."""
+    p, q = (nn.Parameter(torch.randn(64, 32, device="cuda")) for _ in range(2))
+    lr = torch.tensor(1e-2, device="cuda")
+    optimizer = AdamO([p, q], lr=lr, capturable=True, **backend)
+    p.grad, q.grad = torch.randn_like(p), torch.randn_like(q)
+    for _ in range(3):
+        optimizer.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    kept = q.grad
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.3
+    q.grad = None
+    optimizer.step()  # with other numbers and another mask
+    q.grad = kept
+    junk = [torch.full((64,), float("nan"), device="cuda", dtype=torch.float64) for _ in range(200)]
+    before = p.detach().clone(), q.detach().clone()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert len(junk) == 200
+    for new, old in zip((p, q), before, strict=True):
+        assert new.isfinite().all()
+        assert not torch.equal(new, old)

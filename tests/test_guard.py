@@ -299,6 +299,22 @@ def test_a_weight_without_a_norm_is_left_alone(bad: float, backend: dict[str, An
     )
 
 
+@pytest.mark.parametrize("backend", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_a_gradient_whose_square_does_not_fit_into_v_is_left_out(backend: dict[str, Any]) -> None:
+    """One step of 3e19 would make v infinite, and stop those entries for good."""
+    params = [weight(4, 3), weight(5), weight(3, 2, dtype=torch.float64)]
+    optimizer = AdamO(params, **backend)
+    for g in (3e19, 1.0):
+        before = [p.detach().clone() for p in params]
+        for p in params:
+            p.grad = torch.ones_like(p)
+            p.grad.view(-1)[0] = g
+        optimizer.step()
+        assert all(x.isfinite().all() for p in params for x in optimizer.state[p].values())
+    assert all((p != old).all() for p, old in zip(params[:2], before, strict=False))
+    assert [int(optimizer.state[p]["step"]) for p in params] == [1, 1, 2]
+
+
 def test_without_the_guard_a_nan_reaches_the_weight_as_in_adamw() -> None:
     p = weight(4, 3)
     optimizer = AdamO([p], guard=False)

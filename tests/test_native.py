@@ -196,7 +196,10 @@ def random_law(count: int) -> tuple[Options, Traits, Memory, Sums, Tensor, Tenso
         *(sometimes(0.0, sometimes(torch.nan, uniform(0, 1), 0.4), 0.3), flag()),
         *(sometimes(0.5, flag()),),
     )
-    traits = Traits(flag(0.2), flag(0.2), uniform(0.01, 1), uniform(0, 1e-3), uniform(0, 1e-9))
+    traits = Traits(
+        *(flag(0.2), flag(0.2), uniform(0.01, 1), uniform(0, 1e-3), uniform(0, 1e-9)),
+        sometimes(1.0, torch.full_like(flag(), torch.finfo(torch.float32).max), 0.2),
+    )
     counts = torch.floor(uniform(0, 4))
     memory = Memory(
         *(torch.floor(uniform(0, 50)).float(), uniform(-1, 1), sometimes(-1.0, size()), size()),

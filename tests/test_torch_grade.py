@@ -8,7 +8,7 @@ import inspect
 import io
 import pickle
 import weakref
-from collections import UserList, defaultdict
+from collections import Counter, UserList, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -24,6 +24,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp._flat_param import FlatParameter
 
 from adamo_optim import AdamO
+from adamo_optim import optimizer as optimizer_module
+from adamo_optim import options as options_module
+from adamo_optim import state as state_module
 from adamo_optim.options import DEFAULTS, FORM, PAPER, RADIAL_SGD
 
 BACKENDS = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
@@ -545,6 +548,52 @@ def test_betas_may_be_any_sequence(betas: Any) -> None:
         group = optimizer.param_groups[0]
         assert group["betas"] == (0.9, 0.95)
         assert [type(beta) for beta in group["betas"]] == [float, float]
+
+
+def test_every_state_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Counter()
+
+    def initialize(state: Any, p: nn.Parameter, *rest: Any) -> None:
+        made[p] += 1
+        state_module.initialize(state, p, *rest)
+
+    monkeypatch.setattr(optimizer_module, "initialize", initialize)
+    params = [nn.Parameter(torch.ones(2, 2)) for _ in range(20)]
+    AdamO([{"params": [p]} for p in params])
+    assert [made[p] for p in params] == [1] * 20
+
+
+def test_a_step_checks_the_groups_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    check = options_module.check_options
+    monkeypatch.setattr(
+        options_module, "check_options", lambda g, **k: (checked.append(g["lr"]), check(g, **k))
+    )
+    params = [nn.Parameter(torch.ones(2, 2)) for _ in range(5)]
+    optimizer = AdamO([{"params": [p]} for p in params])
+    for lr in (1e-3, 1e-3, 2e-3):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.param_groups[2]["lr"] = lr
+        checked.clear()
+        optimizer.step()
+    assert checked == [2e-3]
+
+
+def test_a_step_that_cannot_unscale_says_so() -> None:
+    p = nn.Parameter(torch.ones(3, 2))
+    optimizer: Any = AdamO([p], foreach=False, fused=False)
+    p.grad = torch.ones_like(p)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(1024.0), torch.tensor(1.0)
+    with pytest.raises(RuntimeError, match="grad_scale and found_inf are for fused=True"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("empty", [torch.ones(3, 0), torch.ones(8, 3).narrow(1, 0, 0)], ids=str)
+def test_empty_tensors_take_any_backend(empty: torch.Tensor) -> None:
+    p = nn.Parameter(empty)
+    optimizer = AdamO([p, nn.Parameter(torch.ones(2, 2))])
+    assert len({row.backend for row in optimizer.explain()}) == 1
 
 
 def test_other_groups_are_called_so() -> None:

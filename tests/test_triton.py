@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -155,21 +157,66 @@ def test_chunks_tails_and_layouts() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_written_weight_is_noticed() -> None:
-    """⟨m,w⟩ of the last pass 3 must not be used when somebody wrote to w since."""
+def no_gradient(p: nn.Parameter, _: AdamO) -> None:
+    p.grad = None
+
+
+def broken_gradient(p: nn.Parameter, _: AdamO) -> None:
+    p.grad = torch.full_like(p, torch.nan)
+
+
+def reloaded(p: nn.Parameter, optimizer: AdamO) -> None:
+    optimizer.load_state_dict(optimizer.state_dict())
+    p.grad = None
+
+
+# What somebody does between two steps, before the second of them.
+TOUCHED: dict[str, Callable[[nn.Parameter, AdamO], Any]] = {
+    "weight": lambda p, _: p.detach().add_(torch.linspace(-1, 1, 108).reshape(12, 9)),
+    "data": lambda p, _: p.data.mul_(1.5),
+    "moment": lambda p, o: o.state[p]["exp_avg"].add_(torch.linspace(0, 1, 108).reshape(12, 9)),
+    "no gradient": no_gradient,
+    "broken gradient": broken_gradient,
+    "reloaded": reloaded,
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHED.values(), ids=TOUCHED)
+def test_what_happens_between_steps_is_noticed(touch: Callable[..., Any]) -> None:
     ends = []
-    for fused in (False, True):
+    for step in (AdamO.step, fused_step):
         params = parameters((12, 9), (7, 5))
         optimizer = AdamO.radial_sgd(params, foreach=False, lr=0.05)
         for seed in range(4):
             give_gradients(params, seed)
-            optimizer.step() if not fused else fused_step(optimizer)
-            if seed == 1:
-                with torch.no_grad():
-                    params[0].add_(torch.linspace(-1, 1, 108).reshape(12, 9))
+            if seed == 2:
+                touch(params[0], optimizer)
+            step(optimizer)
         ends.append([(p.detach(), optimizer.state[p]["exp_avg"]) for p in params])
     for a, b in zip(*ends, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_another_default_device_changes_nothing() -> None:
+    ends = []
+    for context in (nullcontext(), torch.device("meta")):
+        params = parameters((12, 9))
+        optimizer = AdamO(params, foreach=False)
+        for seed in range(2):
+            give_gradients(params, seed)
+            with context:
+                fused_step(optimizer)
+        ends.append(params[0].detach())
+    assert torch.equal(*ends)
+
+
+def test_a_gradient_in_its_parameters_layout_is_not_copied() -> None:
+    """The stride of a dimension with one place means nothing: 1×1 convolutions have odd ones."""
+    (p,) = parameters((6, 5, 1, 1))
+    optimizer = AdamO([p], foreach=False)
+    g = p.grad = torch.randn(6, 5, 1, 1).as_strided((6, 5, 1, 1), (5, 1, 5, 5))
+    (work,) = optimizer._prepare()
+    assert cuda.Launches(work).kept[0] is g
 
 
 def test_steps_count_as_writes_for_autograd() -> None:

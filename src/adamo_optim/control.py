@@ -69,6 +69,7 @@ class Traits(NamedTuple):
     inverse_root: Tensor  # 1/√numel
     rounding: Tensor  # squared relative size under which a tangential gradient is rounding noise
     smallest_eps: Tensor  # what ε = 0 means: enough to keep 0/0 and underflow out of m̂/√v̂
+    largest_square: Tensor  # ‖g‖² up to which v holds the square of every entry
 
 
 class Memory(NamedTuple):
@@ -149,7 +150,8 @@ def before(
 ) -> tuple[First, Memory]:
     """Law 1. ``active`` marks the blocks that have a gradient in this step."""
     guard, zero = o.guard > 0, torch.zeros_like(sums.ww)
-    live = active & (torch.isfinite(sums.gg) & torch.isfinite(sums.ww) | ~guard)
+    finite = (sums.gg <= traits.largest_square) & torch.isfinite(sums.ww)
+    live = active & (finite | ~guard)
     sums = Sums(*(torch.where(live, x, zero) for x in sums))
     gw = o.sign * sums.gw
 

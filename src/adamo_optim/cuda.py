@@ -119,6 +119,8 @@ class Plan:
         if bucket.mesh is not None:
             states = [{key: geometry.local(x) for key, x in state.items()} for state in states]
         self.blocks, self.traits = len(self.params), torch.stack(list(bucket.traits))
+        # ⟨m,w⟩ is what SGD on the norm takes out of m
+        self.read_m = any(group["radial"] == "sgd" for group in bucket.groups)
         self.strides = [p.stride() for p in self.params]
         self.dtypes = [
             p.dtype if g is None else g.dtype for p, g in zip(self.params, grads, strict=True)
@@ -138,14 +140,12 @@ class Plan:
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=self.device)
         self.partial_reduce = zeros(5, self.coarse.count)
         self.partial_moments = zeros(2, self.fine.count)
-        self.partial_apply = zeros(self.fine.count)
         self.coefficients = zeros(kernels.ROWS, self.blocks)
         self.pointers = torch.zeros(5, self.blocks, dtype=torch.int64, device=self.device)
         self.host_pointers: list[list[int]] = []
         self.aligned = False
         self.spare: Tensor | None = self._host_table()  # a capture must not allocate it
         self.kept: list[Tensor] = []  # tables of captured graphs
-        self.versions: list[int] = []  # of the parameters, as the last step left them
         self.runners: dict[Any, Callable[..., None]] = {}
         self.whole: Whole | None = None
         if bucket.mesh is not None:
@@ -193,7 +193,7 @@ class Plan:
 
     def _host_table(self) -> Tensor:
         pin = self.device.type == "cuda"
-        return torch.empty(5, self.blocks, dtype=torch.int64, pin_memory=pin)
+        return torch.empty(5, self.blocks, dtype=torch.int64, device="cpu", pin_memory=pin)
 
     def locate(self, grads: list[Tensor | None], capturing: bool) -> tuple[Tensor, bool]:
         """The table of addresses, refreshed if one has changed, and whether all divide by 16."""
@@ -208,13 +208,13 @@ class Plan:
             host = self._host_table() if self.spare is None else self.spare
             self.spare = None
             self.kept += [table, host]
-            table.copy_(host.copy_(torch.tensor(pointers)), non_blocking=True)
+            table.copy_(host.copy_(torch.tensor(pointers, device="cpu")), non_blocking=True)
             return table, _aligned(pointers)
         if self.spare is None:
             self.spare = self._host_table()
         if pointers != self.host_pointers:
             self.host_pointers, self.aligned = pointers, _aligned(pointers)
-            self.pointers.copy_(torch.tensor(pointers), non_blocking=True)
+            self.pointers.copy_(torch.tensor(pointers, device="cpu"), non_blocking=True)
         return self.pointers, self.aligned
 
     def fits(self, grads: list[Tensor | None]) -> bool:
@@ -225,7 +225,7 @@ class Plan:
         """The gradients in the layout of their parameters; a copy only where it differs."""
         result = grads
         for slot, (g, strides) in enumerate(zip(grads, self.strides, strict=True)):
-            if g is not None and g.stride() != strides and g.numel() > 0:
+            if g is not None and not geometry.same_strides(g.stride(), strides, g.shape):
                 result = list(grads) if result is grads else result
                 result[slot] = torch.empty_like(self.params[slot], dtype=g.dtype).copy_(g)
         return result
@@ -268,9 +268,6 @@ class Launches:
         on_cuda = bucket.device.type == "cuda"
         capturing = on_cuda and torch.cuda.is_current_stream_capturing()
         self.pointers, self.aligned = plan.locate(self.kept, capturing)
-        # ⟨m,w⟩ was reduced in the last pass 3; it is void if somebody has written to a weight
-        # since. A graph's replays cannot ask, so a captured step reads m.
-        self.read_m = capturing or plan.versions != [p._version for p in params]
         self.settings = bucket.table.matrix_of(work.options)
         self.grad_scale, self.found_inf = grad_scale, found_inf
         # under AMP, other people's tensors come in: let Triton look at them
@@ -285,24 +282,23 @@ class Launches:
         plan, coarse, (w, g, m, _, previous) = self.plan, self.plan.coarse, self.pointers
         for i, (base, count, kind) in enumerate(coarse.launches):
             plan.launch(
-                self.key("reduce", i, self.read_m), kernels.reduce, count,
+                self.key("reduce", i), kernels.reduce, count,
                 w, g, m, previous, plan.numel, plan.sample_start, plan.samples, self.grad_scale,
                 coarse.block, coarse.start, base, plan.partial_reduce, coarse.count,
-                W=kind.W, G=kind.G, PREVIOUS=kind.PREVIOUS, READ_M=self.read_m,
+                W=kind.W, G=kind.G, PREVIOUS=kind.PREVIOUS, READ_M=plan.read_m,
                 CURVATURE=kind.CURVATURE, SCALED=self.grad_scale is not None,
                 ALIGNED=self.aligned, **REDUCE,
             )  # fmt: skip
 
-    def law_before(self, active: Tensor, partial: Tensor, cut: Cut | Whole, read_m: bool) -> None:
+    def law_before(self, active: Tensor, partial: Tensor, cut: Cut | Whole) -> None:
         """Law 1, from partial sums; ``active`` is 0 where a block has no gradient."""
-        plan, fine = self.plan, self.plan.fine
+        plan = self.plan
         ratio = plan.ones if cut is plan.whole else plan.ratio_of_samples
         plan.launch(
-            self.key("before", read_m), kernels.law_before, plan.blocks,
+            self.key("before"), kernels.law_before, plan.blocks,
             self.settings, plan.traits, *self.bucket.memory, active, self.found_inf, partial,
-            cut.count, cut.first, cut.last, plan.partial_apply, fine.first, fine.last,
-            ratio, plan.coefficients, plan.blocks,
-            MW_FROM_PASS_1=read_m, CHECKED=self.found_inf is not None, **LAW,
+            cut.count, cut.first, cut.last, ratio, plan.coefficients, plan.blocks,
+            READ_M=plan.read_m, CHECKED=self.found_inf is not None, **LAW,
         )  # fmt: skip
 
     def moments(self) -> None:
@@ -334,8 +330,8 @@ class Launches:
         for i, (base, count, kind) in enumerate(fine.launches):
             plan.launch(
                 self.key("apply", i), kernels.apply, count,
-                w, m, v, plan.numel, fine.block, fine.start, base, plan.partial_apply, fine.count,
-                plan.coefficients, plan.blocks, self.bucket.memory.step, plan.number,
+                w, m, v, plan.numel, fine.block, fine.start, base, plan.coefficients, plan.blocks,
+                self.bucket.memory.step, plan.number,
                 W=kind.W, STOCHASTIC=kind.STOCHASTIC, ALIGNED=self.aligned, **UPDATE,
             )  # fmt: skip
 
@@ -343,7 +339,6 @@ class Launches:
         plan = self.plan
         written = [p for p, g in zip(plan.params, self.kept, strict=True) if g is not None]
         torch.autograd.graph.increment_version(written)
-        plan.versions = [p._version for p in plan.params]
         self.bucket.last = functools.partial(record, plan)
 
 
@@ -359,7 +354,7 @@ def step(work: Work, grad_scale: Tensor | None = None, found_inf: Tensor | None 
     plan = run.plan
     with on_device(work.bucket.device):
         run.reduce()
-        run.law_before(run.pointers[1], plan.partial_reduce, plan.coarse, run.read_m)
+        run.law_before(run.pointers[1], plan.partial_reduce, plan.coarse)
         run.moments()
         run.law_after(plan.partial_moments, plan.fine)
         run.apply()
@@ -373,13 +368,11 @@ def step(work: Work, grad_scale: Tensor | None = None, found_inf: Tensor | None 
 def reduce(work: Work) -> Tensor:
     """Pass 1: the five sums of every block, one row each."""
     run = work.bucket.stage = Launches(work)
-    plan, coarse, fine = run.plan, run.plan.coarse, run.plan.fine
+    plan = run.plan
     sums = plan.partial_reduce.new_zeros(5, plan.blocks)
     with on_device(work.bucket.device):
         run.reduce()
-        plan.add_up(plan.partial_reduce, coarse, sums, 5 if run.read_m else 4)
-        if not run.read_m:
-            plan.add_up(plan.partial_apply, fine, sums[4:], 1)
+        plan.add_up(plan.partial_reduce, plan.coarse, sums, 5 if plan.read_m else 4)
     sums[3] *= plan.ratio_of_samples  # κ
     # a block without a gradient left stale partial sums
     return torch.where(work.bucket.takes, sums, 0).T
@@ -393,7 +386,7 @@ def moments(work: Work, rows: Tensor, active: Tensor) -> tuple[Launches, Tensor]
     plan.sums.copy_(rows.T)
     plan.active.copy_(active)
     with on_device(work.bucket.device):
-        run.law_before(plan.active, plan.sums, plan.whole, True)
+        run.law_before(plan.active, plan.sums, plan.whole)
         run.moments()
         plan.add_up(plan.partial_moments, plan.fine, products, 2)
     # a block that is not live left stale partial sums, and law 2 takes them as 0

@@ -6,7 +6,7 @@ The only file that knows how a parameter is stored: complex, low precision, shar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -44,6 +44,11 @@ def rounding_level(dtype: torch.dtype, scalar: torch.dtype) -> float:
     """
     real = torch.empty((), dtype=dtype).real.dtype if dtype.is_complex else dtype
     return max((2 * torch.finfo(real).eps) ** 2, 16 * torch.finfo(scalar).eps)
+
+
+def largest_square(x: Tensor) -> float:
+    """The largest number that v of this parameter holds."""
+    return torch.finfo(compute_dtype(x)).max
 
 
 def smallest_eps(x: Tensor) -> float:
@@ -144,7 +149,9 @@ def pieces(dtype: torch.dtype, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
     The conversion then need not travel to memory and back. Tensors whose layouts differ stay whole.
     """
     first, count = tensors[0], tensors[0].numel()
-    alike = is_dense(first) and all(x.stride() == first.stride() for x in tensors)
+    alike = is_dense(first) and all(
+        same_strides(x.stride(), first.stride(), first.shape) for x in tensors
+    )
     if first.device.type != "cpu" or torch.compiler.is_compiling() or count <= PIECE or not alike:
         yield tuple(x.to(dtype) for x in tensors)
         return
@@ -153,8 +160,19 @@ def pieces(dtype: torch.dtype, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
         yield tuple(x[start : start + PIECE].to(dtype) for x in flat)
 
 
+def same_strides(a: Sequence[int], b: Sequence[int], shape: Sequence[int]) -> bool:
+    """Do they lay a tensor out alike? Where a dimension has one place, its stride means nothing."""
+    return (
+        a == b
+        or 0 in shape
+        or all(x == y or size == 1 for x, y, size in zip(a, b, shape, strict=True))
+    )
+
+
 def is_dense(x: Tensor) -> bool:
     """Do the entries fill one piece of memory, in whatever order of the dimensions?"""
+    if x.numel() == 0:
+        return True
     expected = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size != 1 and stride != expected:

@@ -139,7 +139,7 @@ def _take_over(
     if float(ww) == 0 or float(step) == 0:
         return
     if group["radial"] == "sgd":
-        across = geometry.as_real(m) - geometry.as_real(p) * (mw / ww)
+        across = geometry.as_real(m) - w * (mw / ww)
         geometry.as_real(state["exp_avg"]).copy_(across)
     # the two momenta may forget at different rates: keep the bias-corrected value
     beta1, radial_beta, t = float(group["betas"][0]), float(group["radial_beta"]), float(step)

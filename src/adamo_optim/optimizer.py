@@ -39,6 +39,7 @@ from .state import (
     complete_mean_square,
     initialize,
     is_fresh,
+    refuse_scaling,
     same,
     sampled_state,
     whole_previous,
@@ -188,6 +189,8 @@ class AdamO(Optimizer):
         defaults["betas"] = as_pair(betas)
         self._forget_layout()
         super().__init__(params, defaults)
+        self._remember_parameters()
+        self._populate()
         warn_of_collapse([group for p, _, group, _ in self._parameters() if decays(p, group)])
         self._is_built = True
 
@@ -230,6 +233,7 @@ class AdamO(Optimizer):
             if mesh is None:
                 work.run(**amp)
             else:
+                refuse_scaling(amp)
                 sharded.setdefault(mesh, []).append(work)
         for mesh, works in sharded.items():
             sharding.step(works, self._on_mesh[mesh])
@@ -260,10 +264,11 @@ class AdamO(Optimizer):
         except Exception:
             self.param_groups.pop()
             raise
-        self._remember_parameters()
-        self._populate()
-        if self.__dict__.get("_is_built") and any(decays(p, group) for p in group["params"]):
-            warn_of_collapse([group])
+        if self.__dict__.get("_is_built"):
+            self._remember_parameters()
+            self._populate()
+            if any(decays(p, group) for p in group["params"]):
+                warn_of_collapse([group])
 
     def _check_differentiable(self, group: dict[str, Any]) -> None:
         if group["differentiable"] != self.defaults["differentiable"]:

@@ -104,17 +104,20 @@ WORDS = {"curvature_target": "auto", "angular_rms": "equilibrium"}  # in place o
 COLLAPSE_DECAY = 1e-3  # decay per step above which the constructor warns
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Raise ``ValueError`` with name, value and legal range for the first bad option."""
+def check_options(options: dict[str, Any], reads_devices: bool = True) -> None:
+    """Raise ``ValueError`` with name, value and legal range for the first bad option.
+
+    A step must not wait for a device: tensors on one are then taken on trust.
+    """
     for name in RANGES:
         value = options[name]
         if value is None and name in OPTIONAL:
             continue
         if isinstance(value, str) and value == WORDS.get(name):
             continue
-        check_number(name, value, RANGES[name])
+        check_number(name, value, RANGES[name], reads_devices)
     for i, beta in enumerate(as_pair(options["betas"])):
-        check_number(f"betas[{i}]", beta, (0.0, True, 1.0, False))
+        check_number(f"betas[{i}]", beta, (0.0, True, 1.0, False), reads_devices)
     for name, choices in CHOICES.items():
         if options[name] not in choices:
             legal = ", ".join(repr(c) for c in choices)
@@ -136,12 +139,16 @@ def as_pair(betas: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def check_number(name: str, value: Any, bounds: tuple[float, bool, float, bool]) -> None:
+def check_number(
+    name: str, value: Any, bounds: tuple[float, bool, float, bool], reads_devices: bool = True
+) -> None:
     """One numeric option: a real number or a tensor with one element, inside its bounds."""
     low, low_legal, high, high_legal = bounds
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"Tensor {name} must be 1-element, got shape {tuple(value.shape)}")
+        if value.device.type != "cpu" and not reads_devices:
+            return
         value = value.item()
     above = ">=" if low_legal else ">"
     legal = f"{above} {low:g}"
@@ -234,7 +241,7 @@ class OptionTable:
         index = [i for i, size in enumerate(sizes) for _ in range(size)]
         self.index = torch.tensor(index, dtype=torch.long, device=device)
         self.rows: list[tuple[float, ...]] = []
-        self.matrix = torch.empty(0)
+        self.small = self.matrix = torch.empty(0)
         self.vectors: Options | None = None
 
     def __call__(self, groups: Sequence[dict[str, Any]], differentiable: bool = False) -> Options:
@@ -255,12 +262,17 @@ class OptionTable:
                         row[j] = value.item()
             rows.append(tuple(row))
         if rows != self.rows or self.vectors is None:
-            for group in groups:
-                check_options(group)
-            small = torch.tensor(rows, dtype=self.dtype, device="cpu").T.contiguous()
-            self.matrix = small.to(self.device, non_blocking=True)[:, self.index]
+            for i, (group, row) in enumerate(zip(groups, rows, strict=True)):
+                if self.vectors is None or row != self.rows[i]:
+                    check_options(group, reads_devices=False)
+            self.small = torch.tensor(rows, dtype=self.dtype, device="cpu").T.contiguous()
+            self.matrix = self.small.to(self.device, non_blocking=True)[:, self.index]
             self.rows, self.vectors = rows, Options(*self.matrix.unbind())
         return self.with_tensors(tensors) if tensors else self.vectors
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a step reads, on the host and on the device."""
+        return self.small, self.matrix, self.index
 
     def matrix_of(self, options: Options) -> Tensor:
         """The vectors as one matrix, one row per option."""

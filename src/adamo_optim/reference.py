@@ -126,9 +126,9 @@ def reference_step(
         state.update(tau=None, reference=0.0, nonzero_gradients=0, initial_norm=None)
         state["g_previous"] = 0 * (g_sampled if options["previous_gradient"] == "sampled" else g)
 
-    # The guard leaves a block alone whose gradient is not finite, or whose norm is not.
+    # The guard leaves a block alone whose norm is not finite or whose gradient's square is not.
     gg, ww = float(inner(g, g)), float(inner(w, w))
-    if guard and not (math.isfinite(gg) and math.isfinite(ww)):
+    if guard and not (gg <= geometry.largest_square(p) and math.isfinite(ww)):
         return p.detach().clone()
     t = state["t"] = state["t"] + 1
     if state["initial_norm"] is None:

@@ -7,7 +7,7 @@ so that the law works on vectors and ``state_dict`` still sees ordinary tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
@@ -166,6 +166,7 @@ class Bucket:
         self.present: list[bool] = []
         self.takes_part: list[bool] = []  # the same, and stand-ins for gradients of other ranks
         self.last: Record | Callable[[], Record] | None = None
+        self.kept: list[Any] = []  # what captured graphs read
         self.plan: Any = None  # what a fused backend prepared for this bucket
         self.stage: Any = None  # and where it stands between the passes of a sharded step
 
@@ -200,6 +201,7 @@ class Bucket:
             inverse_root=vector([max(geometry.real_numel(p), 1) ** -0.5 for p in self.params]),
             rounding=vector([geometry.rounding_level(p.dtype, self.dtype) for p in self.params]),
             smallest_eps=vector([geometry.smallest_eps(p) for p in self.params]),
+            largest_square=vector([geometry.largest_square(p) for p in self.params]),
         )
         self._place_samples()
         self._place_rounding()
@@ -326,7 +328,11 @@ class Bucket:
                     geometry.refuse_sparse(self.names[slot])
                 if wants_blocks:
                     self.add_block(blocks, slot, g)
-        return Work(self, blocks, self.table(self.groups, self.differentiable), grads)
+        options = self.table(self.groups, self.differentiable)
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # a later step may replace them, and the graph knows their addresses only
+            self.kept.append((self.active, self.index, self.takes, *self.table.tensors()))
+        return Work(self, blocks, options, grads)
 
     def add_block(self, blocks: Blocks, slot: int, g: Tensor) -> None:
         p, state = self.params[slot], self.states[slot]
@@ -357,6 +363,15 @@ class Middle(NamedTuple):
     updates: list[Tensor]
 
 
+def refuse_scaling(amp: Mapping[str, Tensor | None]) -> None:
+    """Only the fused backends unscale and skip by themselves; a GradScaler knows that."""
+    if any(x is not None for x in amp.values()):
+        raise RuntimeError(
+            "grad_scale and found_inf are for fused=True, on parameters that are not sharded: "
+            "unscale the gradients with GradScaler.unscale_(optimizer) first."
+        )
+
+
 class Work(NamedTuple):
     """One step of a bucket, ready to run."""
 
@@ -369,8 +384,10 @@ class Work(NamedTuple):
         """The device's part of a step: three passes and the two laws between them."""
         bucket = self.bucket
         if bucket.backend == "fused":
-            fused_backend(bucket.device).step(self, **amp)
+            here = {k: x if x is None else x.to(bucket.device) for k, x in amp.items()}
+            fused_backend(bucket.device).step(self, **here)
             return
+        refuse_scaling(amp)
         middle, products = self.moments(self.reduce(), bucket.active)
         self.apply(middle, products)
 

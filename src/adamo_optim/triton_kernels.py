@@ -108,7 +108,7 @@ def store(pointer, offsets, value, end, MASKED: tl.constexpr):
 def fold(x, TILE: tl.constexpr):
     """Four neighbours added, the ones a thread holds: a quarter of the float64 registers.
 
-    It pays in passes 2 and 3; in pass 1, with its four sums, it made the kernel twice as slow.
+    It pays in pass 2; in pass 1, with its four sums, it made the kernel twice as slow.
     """
     return tl.sum(tl.reshape(x, (TILE // 4, 4)), axis=1)
 
@@ -306,8 +306,8 @@ def moments(
 
 @triton.jit
 def apply_tile(
-    w_start, m_start, v_start, offsets, end, debias1, debias2, eps, a1, b, key, mw,
-    STOCHASTIC: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
+    w_start, m_start, v_start, offsets, end, debias1, debias2, eps, a1, b, key,
+    STOCHASTIC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     w = fetch(w_start, offsets, end, MASKED)
     m = fetch(m_start, offsets, end, MASKED)
@@ -319,20 +319,16 @@ def apply_tile(
     else:
         w = narrow(w, w_start.dtype.element_ty).to(tl.float32)
     store(w_start, offsets, w, end, MASKED)
-    wide = w.to(tl.float64) * m.to(tl.float64)
-    if MASKED:
-        wide = tl.where(offsets < end, wide, 0.0)
-    return mw + fold(wide, TILE)
 
 
 @triton.jit
 def apply(
-    w_table, m_table, v_table, numel, chunk_block, chunk_start, base, partial, chunks,
-    coefficients, blocks, step, number,
+    w_table, m_table, v_table, numel, chunk_block, chunk_start, base, coefficients, blocks, step,
+    number,
     W: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Pass 3: w; partial sums of ⟨m,w⁺⟩, so that the next pass 1 need not read m."""
+    """Pass 3: w."""
     program = base + tl.program_id(0)
     i = tl.load(chunk_block + program)
     start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
@@ -353,22 +349,18 @@ def apply(
         if STOCHASTIC:
             key += tl.load(step + i).to(tl.uint32) * 0x9E3779B9
             key += tl.load(number + i).to(tl.uint32) * 0x85EBCA6B
-        mw = tl.zeros([TILE // 4], tl.float64)
         if start + CHUNK <= end:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
-                mw = apply_tile(
-                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, key, mw,
-                    STOCHASTIC, False, TILE,
-                )  # fmt: skip
+                apply_tile(
+                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, key, STOCHASTIC, False
+                )
         else:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
-                mw = apply_tile(
-                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, key, mw,
-                    STOCHASTIC, True, TILE,
-                )  # fmt: skip
-        tl.store(partial + program, tl.sum(mw))
+                apply_tile(
+                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, key, STOCHASTIC, True
+                )
 
 
 # ---- the laws ------------------------------------------------------------------------------
@@ -420,9 +412,8 @@ def power(base, exponent):
 @triton.jit
 def law_before(
     settings, traits, step, radial_momentum, tau, tau_reference, curvature_step, initial_norm,
-    mean_square, g_table, found_inf, partial, chunks, first_chunk, last_chunk,
-    partial_mw, first_mw, last_mw, ratio_of_samples, coefficients, blocks,
-    MW_FROM_PASS_1: tl.constexpr, CHECKED: tl.constexpr, TILE: tl.constexpr,
+    mean_square, g_table, found_inf, partial, chunks, first_chunk, last_chunk, ratio_of_samples,
+    coefficients, blocks, READ_M: tl.constexpr, CHECKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Law 1 for one block, as ``control.before``."""
     i = tl.program_id(0)
@@ -448,6 +439,7 @@ def law_before(
     inverse_root = tl.load(trait + 2 * blocks)
     rounding = tl.load(trait + 3 * blocks)
     smallest_eps = tl.load(trait + 4 * blocks)
+    largest_square = tl.load(trait + 5 * blocks)
 
     active = tl.load(g_table + i) != 0
     if CHECKED:
@@ -455,10 +447,9 @@ def law_before(
     low, high = tl.load(first_chunk + i), tl.load(last_chunk + i)
     ww, gw, gg, kappa = add_up_four(partial, chunks, low, high, TILE)
     kappa *= tl.load(ratio_of_samples + i)
-    if MW_FROM_PASS_1:
-        mw = add_up(partial + 4 * chunks, low, high, TILE)
-    else:
-        mw = add_up(partial_mw, tl.load(first_mw + i), tl.load(last_mw + i), TILE)
+    mw = tl.zeros([], tl.float64)
+    if READ_M:
+        mw += add_up(partial + 4 * chunks, low, high, TILE)
     tl.store(c + WW * blocks, tl.where(active, ww, 0.0))
     tl.store(c + GW * blocks, tl.where(active, gw, 0.0))
     tl.store(c + GG * blocks, tl.where(active, gg, 0.0))
@@ -466,7 +457,7 @@ def law_before(
     tl.store(c + MW * blocks, tl.where(active, mw, 0.0))
     tl.store(c + ACTIVE * blocks, active.to(tl.float64))
 
-    finite = (gg <= LARGEST) & (ww <= LARGEST)  # False for inf and NaN
+    finite = (gg <= largest_square) & (ww <= LARGEST)  # False for inf and NaN
     live = active & (finite | (guard == 0))
     ww, gw, gg = tl.where(live, ww, 0.0), sign * tl.where(live, gw, 0.0), tl.where(live, gg, 0.0)
     kappa, mw = tl.where(live, kappa, 0.0), tl.where(live, mw, 0.0)

@@ -29,7 +29,7 @@ typedef struct {
 } Options;
 
 typedef struct {
-    double low_dim, scale_invariant, inverse_root, rounding, smallest_eps;
+    double low_dim, scale_invariant, inverse_root, rounding, smallest_eps, largest_square;
 } Traits;
 
 typedef struct {
@@ -102,7 +102,8 @@ static void before(
     const Options *o, const Traits *traits, Memory *memory, bool active, Row *row)
 {
     const bool guard = o->guard > 0;
-    const bool live = active && ((isfinite(row->gg) && isfinite(row->ww)) || !guard);
+    const bool finite = row->gg <= traits->largest_square && isfinite(row->ww);
+    const bool live = active && (finite || !guard);
     const double gg = live ? row->gg : 0, gw = live ? o->sign * row->gw : 0;
     const double mw = live ? row->mw : 0;
     double ww = live ? row->ww : 0;
