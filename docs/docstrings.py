@@ -23,4 +23,5 @@ def markdown(text: str) -> str:
     text = re.sub(r":math:`([^`]+)`", lambda found: formulas.svg(found[1]), text)
     text = re.sub(r":(?:func|class|meth|mod):`[~.]?([^`]+)`", r"`\1`", text)
     text = text.replace("\\|", "|")
+    text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)  # the section griffe knows
     return re.sub(r" +# doctest: .*$", "", text, flags=re.MULTILINE)

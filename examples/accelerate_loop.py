@@ -42,7 +42,7 @@ def train(epochs: int, folder: str, resume_at: int = 0) -> dict[str, Tensor]:
     )
     data = make_data()
     model = make_model()
-    optimizer = AdamO(param_groups(model, data.tensors[0][:32]), lr=3e-3)
+    optimizer = AdamO(param_groups(model, data.tensors[0][:32]), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
     loader = DataLoader(data, batch_size=32, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)

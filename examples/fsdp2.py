@@ -34,7 +34,7 @@ def build(device: torch.device) -> tuple[nn.Module, AdamO]:
     for block in blocks:
         fully_shard(block)
     fully_shard(model)
-    return model, AdamO(rebind(groups, model), lr=3e-3)
+    return model, AdamO(rebind(groups, model), lr=1e-3)
 
 
 def batch(step: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ Build the optimizer yourself and pass it as `optimizers=(optimizer, None)`: the 
 the schedule, and accumulates, clips, saves and resumes as always. The learning_rate and the
 weight_decay of TrainingArguments do not reach an optimizer that you built.
 
-The shorter way, `optimizer_cls_and_kwargs=(AdamO, {"lr": 3e-3})`, decides the rules by shape alone,
+The shorter way, `optimizer_cls_and_kwargs=(AdamO, {"lr": 1e-3})`, decides the rules by shape alone,
 and there the weight_decay of TrainingArguments, 0 by default, wins over AdamO's.
 """
 
@@ -51,7 +51,7 @@ def make_optimizer(model: nn.Module, data: list[dict[str, Tensor]]) -> AdamO:
     """Rules from the architecture: the norms on queries and keys make their weights' scale moot."""
     batch = {"input_ids": torch.stack([row["input_ids"] for row in data[:2]])}
     groups = param_groups(model, batch, forward=lambda m, b: m(**b, use_cache=False).logits)
-    return AdamO(groups, lr=3e-3)
+    return AdamO(groups, lr=1e-3)
 
 
 def make_trainer(args: TrainingArguments) -> Trainer:

@@ -33,7 +33,7 @@ class Classifier(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         # self.net, not self: a copy of a LightningModule copies its Trainer as well
-        optimizer = AdamO(param_groups(self.net, self.example_batch), lr=3e-3)
+        optimizer = AdamO(param_groups(self.net, self.example_batch), lr=1e-3)
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:

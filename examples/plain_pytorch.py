@@ -36,7 +36,7 @@ def train(epochs: int, out: str, compiled: bool = True, resume_at: int = 0) -> n
     model = nn.Sequential(
         nn.Linear(20, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)
     ).to(DEVICE)
-    optimizer = AdamO(param_groups(model, points[:32]), lr=3e-3)  # before torch.compile
+    optimizer = AdamO(param_groups(model, points[:32]), lr=1e-3)  # before torch.compile
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
     scaler = torch.amp.GradScaler(DEVICE, enabled=DEVICE == "cuda")
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}

@@ -21,7 +21,7 @@ from adamo_lab.figures.look import canvas, power
 from adamo_lab.figures.svg import slim
 from adamo_lab.grids import grids
 from adamo_lab.groups import Group, by_study, expected_options, lightened
-from adamo_lab.records import FAILED, Record, RunConfig
+from adamo_lab.records import FAILED, Record, RunConfig, save
 from adamo_lab.report import Cover, study_section, without_paths, write_report
 from adamo_lab.studies import STUDIES
 from adamo_lab.tasks import TASKS
@@ -500,3 +500,11 @@ def test_figure_enlarges_by_keyboard(browser: Chromium, page: Path) -> None:
     assert browser.value(IS_OPEN) is False
     assert browser.value("document.activeElement.className") == "zoom"
     assert browser.complaints == []
+
+
+def test_a_note_in_a_studys_folder_is_printed_with_it(tmp_path: Path) -> None:
+    for record in made.study_records("fig1", seeds=(0,), rows=3):
+        save(record, tmp_path / "fig1" / record.id)
+    (tmp_path / "fig1" / "NOTE.txt").write_text("Older than <the change>.\n")
+    page = write_report(tmp_path, tmp_path / "report").read_text()
+    assert "<strong>Note.</strong> Older than &lt;the change&gt;." in page

@@ -12,6 +12,7 @@ from .verdicts import Summary
 
 WITHIN = 0.01  # a cell this close to the best counts as good
 ROUNDING = 1e-6  # accuracies are float32: a difference of exactly a point may read 0.01000005
+HOW_COUNTED = "Every setting is the mean over its runs; verdicts count settings seed by seed."
 GRID_METRICS = ("near_share", "region_share")  # of a whole heat map, one value a seed
 
 
@@ -143,4 +144,4 @@ def grid_table(group: Group, maps: list[Grid]) -> Table:
         )
         for m in maps
     ]
-    return Table(group.name, heads, rows, ["Every setting is the mean over its runs."])
+    return Table(group.name, heads, rows, [HOW_COUNTED])

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from .studies import STUDIES, Claim, Study
 from .tables import Table
 from .verdicts import FAILS, HOLDS, OPEN, RULE, Verdict
 
+NOTE = "NOTE.txt"  # in a study's folder of records
 ONLY_PARTIAL = "only shortened or made-up runs so far"
 ENVIRONMENT = {  # a key of the records: how it reads
     "device": "hardware",
@@ -86,6 +87,7 @@ class Section:
     brief: list[Judged] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)  # what has no full run on real data yet
     command: str = ""
+    note: str = ""  # what whoever keeps the records wants to be read with them
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ def write_report(results: Path, out: Path, cover: Cover | None = None) -> Path:
         sections = [section for section in sections if section.parts]
     for made in (p for section in sections for p in section.parts):
         write_part(made, out)
+    sections = [replace(section, note=note(results / section.anchor)) for section in sections]
     problems = [said.replace(str(results), "").lstrip("/") for said in problems]
     page = render(cover, sections, records, problems)
     write_atomically(out / "index.html", page.encode())
@@ -147,6 +150,11 @@ def write_report(results: Path, out: Path, cover: Cover | None = None) -> Path:
 
 
 # --- from groups to sections
+
+
+def note(folder: Path) -> str:
+    path = folder / NOTE
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
 def study_section(study: Study, groups: list[Group], seen: set[str]) -> Section:

@@ -214,7 +214,16 @@ class AdamO(Optimizer):
 
     @classmethod
     def from_adamw(cls, optimizer: Optimizer, scheduler: Any = None, **options: Any) -> AdamO:
-        """Continue a running ``torch.optim.AdamW`` or ``Adam``; see :mod:`adamo_optim.migrate`."""
+        """Continue a running ``torch.optim.AdamW`` or ``Adam`` without amsgrad.
+
+        Groups, defaults, step counts and moments are taken over, and the weight decay is
+        translated (times 1.5 with the default options). The old optimizer is left untouched.
+
+        Args:
+            optimizer: the one to continue.
+            scheduler: a learning rate scheduler of it, or several, which then move AdamO's.
+            options: AdamO's options; they win over what is taken over.
+        """
         return migrate.from_adamw(cls, optimizer, scheduler, options)
 
     @_use_grad_for_differentiable

@@ -43,8 +43,8 @@ def drawn_lines(group: Group) -> list[Line]:
         return -np.inf if mean is None else sign * mean
 
     best = {}
-    for line in sorted(group.lines, key=score):
-        best[line.optimizer] = line
+    for line in sorted(group.lines, key=score, reverse=True):  # of equals the first, as in tables
+        best.setdefault(line.optimizer, line)
     return [line for line in group.lines if line is best[line.optimizer]]
 
 

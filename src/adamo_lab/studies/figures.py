@@ -182,7 +182,7 @@ FIG3 = Study(
             "gain_at_drops", "adamo_paper", ">", "adamp", source="Figure 3",
         ),
     ),
-    example="adamo-lab study fig3 --scale 0.1 --data-dir ~/data",
+    example="adamo-lab study fig3 --data-dir ~/data",
 )  # fmt: skip
 
 FIG4 = Study(
@@ -213,7 +213,7 @@ FIG4 = Study(
             "near_share", "adamo", ">", "adamw", source="ours, not the paper's",
         ),
     ),
-    example="adamo-lab study fig4 --scale 0.1 --seeds 1 --data-dir ~/data",
+    example="adamo-lab study fig4 --data-dir ~/data",
 )  # fmt: skip
 
 FIG4_DIGITS = Study(

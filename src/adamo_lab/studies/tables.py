@@ -129,7 +129,7 @@ TABLE1 = Study(
             "weight_norm", "adamo_paper", "<", "adamw", source="section 3.3",
         ),
     ),
-    example="adamo-lab study table1 --scale 0.1 --data-dir ~/data",
+    example="adamo-lab study table1 --data-dir ~/data",
 )  # fmt: skip
 
 TABLE2 = Study(

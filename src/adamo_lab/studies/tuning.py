@@ -250,7 +250,7 @@ TUNING_SUMS = Study(
 FINAL_SUMS = Study(
     name="final-grokking",
     title="Modular addition, tuned",
-    about="The best trials of AdamW and of AdamO, at the paper's lr and at any (*best trial*), on "
+    about="The best trials of AdamW and of AdamO, at the paper's lr and at any (best trial), on "
     "seeds no trial has seen.",
     kind="table",
     runs=final_sums,
