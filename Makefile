@@ -72,7 +72,7 @@ report: $(STAMP)  ## one page of all records: tables beside the paper's, verdict
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
 docs: $(STAMP)  ## build the documentation into site/; warnings are errors
 	$(MKDOCS) build --strict
-	@echo "site/index.html"
+	@echo "site/index.html (the search needs a server: make docs-serve)"
 
 docs-serve: $(STAMP)  ## show the documentation in a browser, and every change at once
 	$(MKDOCS) serve
