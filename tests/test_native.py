@@ -359,7 +359,7 @@ def test_every_number_of_low_precision_is_read_and_rounded_as_torch_does(
     optimizer = optimizer_on([p], guard=False, **options)
     native_step(optimizer)
     assert torch.equal(optimizer.state[p]["previous_grad"], numbers.float())
-    a1 = optimizer._layout[0].last().second.a1.float()
+    a1 = optimizer._buckets()[0].last().second.a1.float()
     assert float(a1) < -1e-4
     w = numbers.float()
     assert torch.equal(p.detach(), (w + w * a1).to(dtype))
@@ -374,7 +374,7 @@ def test_stochastic_rounding_draws_the_bits_of_the_other_backends(shape: tuple[i
     for step in (1, 2, 3):
         before = [p.detach().float() for p in params]
         train(optimizer, 1)
-        a1 = optimizer._layout[0].last().second.a1.float()
+        a1 = optimizer._buckets()[0].last().second.a1.float()
         for i, (p, w) in enumerate(zip(params, before, strict=True)):
             expected = round_stochastically(w + w * a1[i], torch.tensor(step), i)
             assert torch.equal(p.detach(), expected)

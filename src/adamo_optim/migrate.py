@@ -55,7 +55,7 @@ def from_adamw(
             if old:
                 initialize(new.state[p], p, group, number)  # also if it has been frozen since
                 _take_over(new.state[p], old, p, group)
-    new._forget_layout()
+    new._layout = None
     if scheduler is not None:
         _Unchanged(new)
         for one in scheduler if isinstance(scheduler, list | tuple) else [scheduler]:

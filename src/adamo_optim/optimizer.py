@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 from . import diagnostics, geometry, migrate
 from . import sharded as sharding
 from .backends import choose
+from .layout import Layout
 from .options import (
     DEFAULTS,
     FORM,
@@ -40,24 +41,8 @@ from .state import (
     initialize,
     is_fresh,
     refuse_scaling,
-    same,
     sampled_state,
     whole_previous,
-)
-
-# Options that decide how state is laid out; the others are numbers that a step reads.
-STRUCTURE = (
-    "rule",
-    "low_dim",
-    "previous_gradient",
-    "decay_lr",
-    "tangential",
-    "radial",
-    "rounding",
-    "foreach",
-    "fused",
-    "capturable",
-    "differentiable",
 )
 
 
@@ -152,6 +137,11 @@ class AdamO(Optimizer):
         Optimizers. The equations' numbers in this package are that paper's.
     """
 
+    _layout: Any = None  # a Layout, which the first step makes
+    _seen: Sequence[dict[int, bool]] = ()  # of every group: its parameters, and which are matrices
+    _loading: StateDict | None = None  # what is being loaded, as the user's hooks left it
+    _is_built = False
+
     def __init__(
         self,
         params: ParamsT,
@@ -187,7 +177,6 @@ class AdamO(Optimizer):
         defaults = {name: arguments.get(name, value) for name, value in DEFAULTS.items()}
         check_options(defaults)
         defaults["betas"] = as_pair(betas)
-        self._forget_layout()
         super().__init__(params, defaults)
         self._remember_parameters()
         self._populate()
@@ -245,7 +234,7 @@ class AdamO(Optimizer):
                 refuse_scaling(amp)
                 sharded.setdefault(mesh, []).append(work)
         for mesh, works in sharded.items():
-            sharding.step(works, self._on_mesh[mesh])
+            sharding.step(works, self._layout.on_mesh[mesh])
         return loss
 
     @property
@@ -273,7 +262,7 @@ class AdamO(Optimizer):
         except Exception:
             self.param_groups.pop()
             raise
-        if self.__dict__.get("_is_built"):
+        if self._is_built:
             self._remember_parameters()
             self._populate()
             if any(decays(p, group) for p in group["params"]):
@@ -364,9 +353,8 @@ class AdamO(Optimizer):
                     )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        source = self.__dict__.get("_loading")
         super().__setstate__(state)
-        self._forget_layout()
+        self._layout = None
         before = {**DEFAULTS, **FORM}  # what the options meant that an old checkpoint has not got
         for group in self.param_groups:
             for name, value in before.items():
@@ -375,9 +363,8 @@ class AdamO(Optimizer):
         self._remember_parameters()
         for name, value in before.items():
             self.defaults.setdefault(name, value)
-        if source is not None:
-            self._take_back(source)
-        self._fresh = [p for p, *_ in self._parameters() if is_fresh(self.state.get(p, {}))]
+        if self._loading is not None:
+            self._take_back(self._loading)
 
     def _take_back(self, source: StateDict) -> None:
         saved = chain.from_iterable(group["params"] for group in source["param_groups"])
@@ -389,17 +376,6 @@ class AdamO(Optimizer):
             complete_mean_square(self.state.get(p, {}))
 
     # ---- layout ---------------------------------------------------------------------------
-
-    def _forget_layout(self) -> None:
-        self._layout: list[Bucket] = []
-        self._signature: Any = None
-        self._resting: list[Tensor] = []  # frozen so far: no state, no place in a bucket
-        self._on_mesh: Counter[Any] = Counter()  # how many parameters, frozen ones too
-        self._states: list[dict[str, Any]] = []  # those laid out, in the order of self.state
-        self._fresh: list[Tensor] = []  # parameters whose state no step has touched yet
-        self._known: set[int] = self.__dict__.get("_known", set())
-        self._had_matrices: list[bool] = self.__dict__.get("_had_matrices", [])
-        self._loading: StateDict | None = self.__dict__.get("_loading")
 
     def _parameters(self) -> Iterator[tuple[Tensor, str, dict[str, Any], int]]:
         """Every parameter once, with its name, group and running number."""
@@ -423,8 +399,6 @@ class AdamO(Optimizer):
         """State exists before the first step, so that saving a fresh optimizer changes nothing."""
         for p, name, group, number in self._parameters():
             if self._trains(p):
-                if not self.state[p]:
-                    self._fresh.append(p)
                 _check_shape(self.state[p].get("exp_avg"), p, name)
                 initialize(self.state[p], p, group, number)
 
@@ -434,83 +408,46 @@ class AdamO(Optimizer):
         Trainers shard a model after its optimizer was built. State that a step has written stays,
         as in torch: its parameter may come back.
         """
-        if self._fresh:
-            here = {id(p) for group in self.param_groups for p in group["params"]}
-            for p in self._fresh:
-                if id(p) not in here:
-                    self.state.pop(p, None)
-            self._fresh = [p for p in self._fresh if id(p) in here]
+        here = {id(p) for group in self.param_groups for p in group["params"]}
+        gone = [p for p in self.state if isinstance(p, Tensor) and id(p) not in here]
+        for p in filter(lambda p: is_fresh(self.state[p]), gone):
+            del self.state[p]
 
     @torch._disable_dynamo
     def _prepare(self) -> list[Work]:
         """What the host does in a step; the rest is tensor code that torch.compile can trace."""
-        works = [bucket.prepare() for bucket in self._buckets()]
-        self._fresh.clear()
+        works = (bucket.prepare() for bucket in self._buckets())
         return [work for work in works if work is not None]
 
     def _buckets(self) -> list[Bucket]:
         """The blocks by device and backend, laid out anew when anything about them changed."""
-        signature = [
-            (
-                list(map(id, group["params"])),
-                [group[name] for name in STRUCTURE],
-                group["curvature_target"] is None,
-            )
-            for group in self.param_groups
-        ]
-        if (
-            signature != self._signature
-            or any(map(self._trains, self._resting))
-            or not same(list(self.state.values()), self._states)
-            or not all(bucket.is_current() for bucket in self._layout)
-        ):
-            self._lay_out()
-            self._signature = signature
-        return self._layout
-
-    def _lay_out(self) -> None:
-        for group in self.param_groups:
-            check_options(group)
-            self._check_differentiable(group)
-        self._check_swapped()
-        self._remember_parameters()
-        self._drop_unused()
-        self._populate()
-        self._resting = []
-        self._on_mesh = Counter()
-        buckets: dict[tuple[torch.device, str, Any], Bucket] = {}
-        for p, name, group, number in self._parameters():
-            mesh = geometry.mesh_of(p)
-            place = self._on_mesh[mesh]
-            self._on_mesh[mesh] += 1
-            if not self._trains(p):
-                self._resting.append(p)
-                continue
-            key = (p.device, choose(p, group, name)[0], mesh)
-            bucket = buckets.setdefault(key, Bucket(*key))
-            if not bucket.groups or bucket.groups[-1] is not group:
-                bucket.add_group(group)
-            bucket.add(p, name, rule_of(p, group)[0], number, self.state[p], place)
-        self._layout = list(buckets.values())
-        for bucket in self._layout:
-            bucket.finish()
-        self._states = list(self.state.values())
+        if self._layout is None or not self._layout.is_current(self):
+            for group in self.param_groups:
+                check_options(group)
+                self._check_differentiable(group)
+            self._check_swapped()
+            self._remember_parameters()
+            self._drop_unused()
+            self._populate()
+            self._layout = Layout(self)
+        return self._layout.buckets
 
     def _remember_parameters(self) -> None:
-        self._known = {id(p) for group in self.param_groups for p in group["params"]}
-        self._had_matrices = [
-            any(not is_lazy(p) and p.dim() > 1 for p in group["params"])
+        self._seen = [
+            {id(p): not is_lazy(p) and p.dim() > 1 for p in group["params"]}
             for group in self.param_groups
         ]
 
     def _check_swapped(self) -> None:
         """ZeRO-style wrappers put flat partitions in the place of the parameters we were given."""
+        known = {key for seen in self._seen for key in seen}
         for p, name, _, _ in self._parameters():
-            if id(p) not in self._known:
+            if id(p) not in known:
                 geometry.check_parameter(p, name)
-        for g, (group, had) in enumerate(zip(self.param_groups, self._had_matrices, strict=False)):
+        for g, (group, seen) in enumerate(zip(self.param_groups, self._seen, strict=False)):
             named = list(_named(g, group))
-            if had and named and all(p.dim() == 1 and id(p) not in self._known for p, _ in named):
+            flat = [id(p) not in known and not is_lazy(p) and p.dim() == 1 for p, _ in named]
+            if any(seen.values()) and flat and all(flat):
                 raise RuntimeError(
                     f"{named[0][1]} was put in the place of the parameter AdamO was built with, "
                     f"and it is flat. {geometry.FLAT_PARAMETER_HELP}"
