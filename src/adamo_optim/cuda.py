@@ -225,7 +225,9 @@ class Plan:
         """The gradients in the layout of their parameters; a copy only where it differs."""
         result = grads
         for slot, (g, strides) in enumerate(zip(grads, self.strides, strict=True)):
-            if g is not None and not geometry.same_strides(g.stride(), strides, g.shape):
+            if g is None or g.stride() == strides:  # nearly always
+                continue
+            if not geometry.same_strides(g.stride(), strides, g.shape):
                 result = list(grads) if result is grads else result
                 result[slot] = torch.empty_like(self.params[slot], dtype=g.dtype).copy_(g)
         return result
