@@ -307,13 +307,21 @@ def environment_of(records: Sequence[Record]) -> list[tuple[str, list[tuple[str,
     return rows
 
 
-def warnings_of(records: Sequence[Record]) -> list[tuple[str, int, list[str]]]:
-    """Each warning once, in how many runs, and with which optimizers."""
-    seen: dict[str, list[str]] = {}
+def warnings_of(records: Sequence[Record]) -> list[tuple[str, int, list[str], list[str]]]:
+    """Each warning once, in how many runs, with which optimizers and at which commits."""
+    seen: dict[str, list[Record]] = {}
     for r in records:
         for said in {*(r.environment.get("warnings") or ())}:
-            seen.setdefault(without_paths(str(said)), []).append(r.config.optimizer)
-    return [(said, len(names), sorted({*names})) for said, names in sorted(seen.items())]
+            seen.setdefault(without_paths(str(said)), []).append(r)
+    return [
+        (
+            said,
+            len(runs),
+            sorted({r.config.optimizer for r in runs}),
+            sorted({str(r.environment.get("commit")) for r in runs}),
+        )
+        for said, runs in sorted(seen.items())
+    ]
 
 
 def without_paths(text: str) -> str:
