@@ -85,6 +85,14 @@ def two_kinds() -> None:
     AdamO(groups)
 
 
+def scaled_by_hand() -> None:
+    p = parameter()
+    optimizer: Any = AdamO([p], foreach=False, fused=False)
+    p.grad = torch.ones_like(p)
+    optimizer.grad_scale = torch.tensor(2.0)
+    optimizer.step()
+
+
 STRANGER = [{"params": [parameter()]}]
 SGD = torch.optim.SGD([torch.ones(1)])
 LINEAR = nn.Linear(4, 2)
@@ -126,6 +134,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (became_strided, "fused=True cannot be honoured for …"),
     (reshaped, "… had the shape … and now has …, which its state does not fit."),
     (rounding, "rounding='stochastic' is for bfloat16 parameters, … is float16"),
+    (scaled_by_hand, "grad_scale and found_inf are for fused=True"),
     (two_kinds, "differentiable must be the same for all groups"),
     (foreign_state, "this state_dict was not written by AdamO."),
     (newer_schema, "this state_dict has schema …; this version of adamo-optim reads up to …"),

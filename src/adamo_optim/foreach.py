@@ -22,13 +22,8 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
         return [], []
     remember(blocks, first)
     pick, m, v = blocks.pick, blocks.m, blocks.v
-    w, g_tangential = (
-        [
-            torch.where(use, x.to(y.dtype), 0)
-            for use, x, y in zip(pick(used), tensors, m, strict=True)
-        ]
-        for used, tensors in ((first.live, blocks.w), (first.use_gradient, blocks.g))
-    )  # 0, and not 0·∞, for what the guard leaves alone
+    w = masked(blocks.w, pick(first.live), m)
+    g_tangential = masked(blocks.g, pick(first.use_gradient), m)
 
     # g^θ = ±g − p·w
     torch._foreach_mul_(g_tangential, pick(first.sign))
@@ -55,6 +50,12 @@ def moments(blocks: Blocks, first: First) -> tuple[list[Tensor], list[Tensor]]:
 
     rows = [inner_products(u, x, blocks.scalar) for u, x in zip(updates, w, strict=True)]
     return updates, rows
+
+
+def masked(tensors: list[Tensor], used: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+    """In the dtype of m, and 0 where they are not used: 0·∞ would be NaN."""
+    zipped = zip(tensors, used, like, strict=True)
+    return [torch.where(use, x.to(y.dtype), 0) for x, use, y in zipped]
 
 
 def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:

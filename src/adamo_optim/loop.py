@@ -84,7 +84,7 @@ def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -
         zip(without_overflow(blocks, updates, second), a1s, bs, strict=True)
     ):
         w = blocks.w[i].to(u.dtype)
-        # as above; but a differentiable step has a derivative by a1 at 0, too
+        # 0·∞ again; but a differentiable step has a derivative by a1 where a1 is 0, too
         change = w * a1 if blocks.replace else torch.where(a1 == 0, 0, w * a1)
         blocks.write_weight(i, w + (change - u * b), steps)
 

@@ -24,22 +24,11 @@ FOREIGN = ("amsgrad", "decoupled_weight_decay", "foreach", "fused", "differentia
 def from_adamw(
     cls: type[AdamO], optimizer: Optimizer, scheduler: Any, options: dict[str, Any]
 ) -> AdamO:
-    r"""AdamO with the groups, step counts and moments of a live ``AdamW`` or ``Adam``.
+    """What :meth:`AdamO.from_adamw` does; its docstring has the arguments.
 
     lr, betas, eps and maximize are taken over, and the weight decay is translated: see
-    :func:`translated_decay`. Low-dimensional parameters no longer decay. The moments are kept; with
-    ``radial="sgd"`` the first one is split into its tangential part and the radial scalar
-    ⟨m, w⟩/‖w‖. AdamW's own optimizer is left untouched.
-
-    Args:
-        optimizer: a ``torch.optim.AdamW`` or ``torch.optim.Adam`` without amsgrad. Adam's coupled
-            weight decay is taken over as a decoupled one, with a warning.
-        scheduler: a learning rate scheduler of it, or several, which then move AdamO's instead;
-            those that a ``SequentialLR`` or ``ChainedScheduler`` is made of come along.
-        options: AdamO's options; they win over what is taken over.
-
-    Example:
-        >>> optimizer = AdamO.from_adamw(optimizer, scheduler=scheduler)
+    :func:`translated_decay`. The moments are kept; with ``radial="sgd"`` the first one is split
+    into its tangential part and the radial scalar ⟨m, w⟩/‖w‖.
     """
     if not isinstance(optimizer, Adam):  # AdamW is a subclass
         raise TypeError(

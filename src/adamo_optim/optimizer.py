@@ -203,15 +203,21 @@ class AdamO(Optimizer):
 
     @classmethod
     def from_adamw(cls, optimizer: Optimizer, scheduler: Any = None, **options: Any) -> AdamO:
-        """Continue a running ``torch.optim.AdamW`` or ``Adam`` without amsgrad.
+        """Continue a running ``torch.optim.AdamW`` or ``Adam``.
 
         Groups, defaults, step counts and moments are taken over, and the weight decay is
-        translated (times 1.5 with the default options). The old optimizer is left untouched.
+        translated (times 1.5 with the default options); low-dimensional parameters no longer decay.
+        The old optimizer is left untouched.
 
         Args:
-            optimizer: the one to continue.
-            scheduler: a learning rate scheduler of it, or several, which then move AdamO's.
+            optimizer: the one to continue, without amsgrad. Adam's coupled weight decay is taken
+                over as a decoupled one, with a warning.
+            scheduler: a learning rate scheduler of it, or several, which then move AdamO's instead;
+                those that a ``SequentialLR`` or ``ChainedScheduler`` is made of come along.
             options: AdamO's options; they win over what is taken over.
+
+        Example:
+            >>> optimizer = AdamO.from_adamw(optimizer, scheduler=scheduler)
         """
         return migrate.from_adamw(cls, optimizer, scheduler, options)
 
@@ -354,7 +360,7 @@ class AdamO(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._layout = None
+        self._layout, self._is_built = None, True
         before = {**DEFAULTS, **FORM}  # what the options meant that an old checkpoint has not got
         for group in self.param_groups:
             for name, value in before.items():

@@ -107,7 +107,7 @@ COLLAPSE_DECAY = 1e-3  # decay per step above which the constructor warns
 def check_options(options: dict[str, Any], reads_devices: bool = True) -> None:
     """Raise ``ValueError`` with name, value and legal range for the first bad option.
 
-    A step must not wait for a device: tensors on one are then taken on trust.
+    With ``reads_devices=False``, in a step, tensors on a device are taken on trust: no waiting.
     """
     for name in RANGES:
         value = options[name]

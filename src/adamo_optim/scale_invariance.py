@@ -77,8 +77,8 @@ def param_groups(
     train mode, modules in eval mode inside a model in train mode (a frozen BatchNorm) excepted, on
     a float64 copy whose norm layers have a negligible eps and whose parameters are perturbed: a
     bias that starts at zero hides that W x + b depends on the scale of W, and a zero weight lets no
-    gradient through. What passes is examined once more with the layers' own eps, which small
-    features may not exceed. The model, its gradients and flags and the random state stay as they
+    gradient through. What passes is examined once more with the layers' own eps, for which its
+    features may be too small. The model, its gradients and flags and the random state stay as they
     are; forward hooks are called, with the copy.
 
     Args:

@@ -6,8 +6,8 @@
    to share the cores with them; a second OpenMP runtime, as linking one would bring, all the more.
 
    OpenMP does not survive fork(), so a child of a process that has loaded this kernel gets helpers
-   of its own, as does a torch without OpenMP. They start when first wanted, sleep between calls, and leave when a later call
-   wants fewer. Calls from several threads take turns with them. */
+   of its own, as does a torch without OpenMP. They start when first wanted, sleep between calls, and
+   leave when a later call wants fewer. Calls from several threads take turns with them. */
 
 #ifndef ADAMO_THREADS_H
 #define ADAMO_THREADS_H
