@@ -47,7 +47,8 @@ def compile_only(
     places = {(names.index(name),): value for name, value in values.items()}
     for target in TARGETS:
         source = ASTSource(kernel, signature, places)
-        result = triton.compile(source, target=target, options={"num_warps": num_warps})
+        options = {"num_warps": num_warps, "enable_fp_fusion": True}
+        result = triton.compile(source, target=target, options=options)
         assert result.asm["cubin"]
 
 

@@ -87,6 +87,17 @@ def parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(shape, generator=source)) for shape in shapes]
 
 
+def test_rows_of_tables_have_the_names_of_controls_fields() -> None:
+    tables = {
+        "": control.First._fields + control.Second._fields + control.Sums._fields,
+        "O_": control.Options._fields,
+        "T_": control.Traits._fields,
+    }
+    for prefix, fields in tables.items():
+        named = [getattr(cuda.kernels, prefix + field.upper()).value for field in fields]
+        assert named == list(range(len(fields))), prefix
+
+
 def test_the_laws_are_those_of_control() -> None:
     """All scalars of a step, from the same sums, for blocks with options of their own."""
     options: list[dict[str, Any]] = [case.options | {"rule": case.rule} for case in CASES]

@@ -243,7 +243,7 @@ class Plan:
         if runner is not None:
             runner(*args, *constants.values())
             return
-        compiled = kernel[(count,)](*args, **constants, num_warps=num_warps)
+        compiled = kernel[(count,)](*args, **constants, num_warps=num_warps, enable_fp_fusion=True)
         if key is not None and hasattr(compiled, "__getitem__"):  # the interpreter returns None
             self.runners[key] = compiled[(count, 1, 1)]
 

@@ -5,7 +5,7 @@ addresses. Programs leave partial sums, one per chunk, which the programs of a l
 add up in a fixed order: no atomics, the same result in every run. Sums and laws are in float64,
 elementwise arithmetic is in float32, divisions and roots are IEEE's.
 
-Fields of ``coefficients`` (one row per scalar, one column per block) are those of
+Tables of scalars have a row for each and a column for each block. Those of ``coefficients`` are
 ``control.First``, ``control.Second`` and ``control.Sums`` in their order, then ⟨u,w⟩, ‖u‖², τ and
 whether the block had a gradient. The laws are ``control.before`` and ``control.after`` for one
 block; ``tests/test_triton.py`` compares them.
@@ -13,44 +13,47 @@ block; ``tests/test_triton.py`` compares them.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-# rows of `coefficients`, in the order of control.First, Second and Sums
-LIVE = tl.constexpr(0)
-USE_GRADIENT = tl.constexpr(1)
-KEEP_GRADIENT = tl.constexpr(2)
-SIGN = tl.constexpr(3)
-P = tl.constexpr(4)
-Q = tl.constexpr(5)
-BETA1 = tl.constexpr(6)
-BETA2 = tl.constexpr(7)
-DEBIAS1 = tl.constexpr(8)
-DEBIAS2 = tl.constexpr(9)
-EPS = tl.constexpr(10)
-LOW_DIM = tl.constexpr(11)
-SCALE_INVARIANT = tl.constexpr(12)
-ETA_RADIAL = tl.constexpr(13)
-GUARDED_SCALE = tl.constexpr(14)
-A1 = tl.constexpr(15)
-B = tl.constexpr(16)
-GUARDED_FACTOR = tl.constexpr(17)
-GUARDED_DECAY = tl.constexpr(18)
-GUARDED_UPDATE = tl.constexpr(19)
-GUARDED_TURN = tl.constexpr(20)
-WW = tl.constexpr(21)
-GW = tl.constexpr(22)
-GG = tl.constexpr(23)
-KAPPA = tl.constexpr(24)
-MW = tl.constexpr(25)
-UW = tl.constexpr(26)
-UU = tl.constexpr(27)
-TAU = tl.constexpr(28)
-ACTIVE = tl.constexpr(29)
-ROWS = 30
+from . import control
+from .control import First, Options, Second, Sums, Traits
 
-LARGEST = tl.constexpr(1.7976931348623157e308)
-SMALLEST = tl.constexpr(2.2250738585072014e-308)
+ROWS = len(First._fields + Second._fields + Sums._fields) + 4
+
+# rows of `coefficients`
+(
+    LIVE, USE_GRADIENT, KEEP_GRADIENT, SIGN, P, Q, BETA1, BETA2, DEBIAS1, DEBIAS2, EPS, LOW_DIM,
+    SCALE_INVARIANT, ETA_RADIAL, GUARDED_SCALE,  # First
+    A1, B, GUARDED_FACTOR, GUARDED_DECAY, GUARDED_UPDATE, GUARDED_TURN,  # Second
+    WW, GW, GG, KAPPA, MW,  # Sums
+    UW, UU, TAU, ACTIVE,
+) = map(tl.constexpr, range(ROWS))  # fmt: skip
+
+# rows of `settings`, in the order of control.Options
+(
+    O_LR, O_BETA1, O_BETA2, O_EPS, O_WEIGHT_DECAY, O_RADIAL_LR_RATIO, O_RADIAL_LR, O_RADIAL_BETA,
+    O_CURVATURE_AUTO, O_CURVATURE_TARGET, O_CURVATURE_BETA, O_DECAY_TANGENTIAL, O_ANGULAR,
+    O_LOW_DIM_SCALE, O_DELTA, O_WD_RATIO, O_GUARD, O_SIGN, O_ANGULAR_RMS, O_RADIAL_ADAM,
+    O_SECOND_MOMENT,
+) = map(tl.constexpr, range(len(Options._fields)))  # fmt: skip
+
+# rows of `traits`, in the order of control.Traits
+(
+    T_LOW_DIM, T_SCALE_INVARIANT, T_INVERSE_ROOT, T_ROUNDING, T_SMALLEST_EPS, T_LARGEST_SQUARE,
+) = map(tl.constexpr, range(len(Traits._fields)))  # fmt: skip
+
+# control's numbers. A kernel reads no other globals than constexpr, and the interpreter wants them
+# on the right of an operator.
+REFERENCE_BETA = tl.constexpr(control.REFERENCE_BETA)
+SCALE_LOW, SCALE_HIGH = map(tl.constexpr, control.SCALE_BOUNDS)
+FACTOR_LOW, FACTOR_HIGH = map(tl.constexpr, control.FACTOR_BOUNDS)
+NORM_FLOOR = tl.constexpr(control.NORM_FLOOR)
+UPDATE_BOUND = tl.constexpr(control.UPDATE_BOUND)
+TURN_BOUND = tl.constexpr(control.TURN_BOUND)
+LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
+SMALLEST = tl.constexpr(torch.finfo(torch.float64).tiny)
 
 
 @triton.jit
@@ -410,6 +413,12 @@ def power(base, exponent):
 
 
 @triton.jit
+def clamp(x, low: tl.constexpr, high: tl.constexpr):
+    """NaN stays NaN, as in torch and not in ``tl.clamp``."""
+    return tl.where(x < low, low, tl.where(x > high, high, x))
+
+
+@triton.jit
 def law_before(
     settings, traits, step, radial_momentum, tau, tau_reference, curvature_step, initial_norm,
     mean_square, g_table, found_inf, partial, chunks, first_chunk, last_chunk, ratio_of_samples,
@@ -418,28 +427,28 @@ def law_before(
     """Law 1 for one block, as ``control.before``."""
     i = tl.program_id(0)
     o, trait, c = settings + i, traits + i, coefficients + i
-    lr = tl.load(o)
-    beta1 = tl.load(o + blocks)
-    beta2 = tl.load(o + 2 * blocks)
-    eps = tl.load(o + 3 * blocks)
-    radial_lr_ratio = tl.load(o + 5 * blocks)
-    radial_lr = tl.load(o + 6 * blocks)
-    radial_beta = tl.load(o + 7 * blocks)
-    curvature_auto = tl.load(o + 8 * blocks) > 0
-    curvature_target = tl.load(o + 9 * blocks)
-    curvature_beta = tl.load(o + 10 * blocks)
-    angular = tl.load(o + 12 * blocks)
-    delta = tl.load(o + 14 * blocks)
-    guard = tl.load(o + 16 * blocks) > 0
-    sign = tl.load(o + 17 * blocks)
-    radial_adam = tl.load(o + 19 * blocks) > 0
-    second_moment = tl.load(o + 20 * blocks)  # of the block: 1, 0.5: of declared_invariant only
-    declared_low_dim = tl.load(trait) > 0
-    declared_invariant = tl.load(trait + blocks) > 0
-    inverse_root = tl.load(trait + 2 * blocks)
-    rounding = tl.load(trait + 3 * blocks)
-    smallest_eps = tl.load(trait + 4 * blocks)
-    largest_square = tl.load(trait + 5 * blocks)
+    lr = tl.load(o + O_LR * blocks)
+    beta1 = tl.load(o + O_BETA1 * blocks)
+    beta2 = tl.load(o + O_BETA2 * blocks)
+    eps = tl.load(o + O_EPS * blocks)
+    radial_lr_ratio = tl.load(o + O_RADIAL_LR_RATIO * blocks)
+    radial_lr = tl.load(o + O_RADIAL_LR * blocks)
+    radial_beta = tl.load(o + O_RADIAL_BETA * blocks)
+    curvature_auto = tl.load(o + O_CURVATURE_AUTO * blocks) > 0
+    curvature_target = tl.load(o + O_CURVATURE_TARGET * blocks)
+    curvature_beta = tl.load(o + O_CURVATURE_BETA * blocks)
+    angular = tl.load(o + O_ANGULAR * blocks)  # 1: every block, 0.5: those declared invariant
+    delta = tl.load(o + O_DELTA * blocks)
+    guard = tl.load(o + O_GUARD * blocks) > 0
+    sign = tl.load(o + O_SIGN * blocks)
+    radial_adam = tl.load(o + O_RADIAL_ADAM * blocks) > 0
+    second_moment = tl.load(o + O_SECOND_MOMENT * blocks)  # 1 and 0.5 as for angular
+    declared_low_dim = tl.load(trait + T_LOW_DIM * blocks) > 0
+    declared_invariant = tl.load(trait + T_SCALE_INVARIANT * blocks) > 0
+    inverse_root = tl.load(trait + T_INVERSE_ROOT * blocks)
+    rounding = tl.load(trait + T_ROUNDING * blocks)
+    smallest_eps = tl.load(trait + T_SMALLEST_EPS * blocks)
+    largest_square = tl.load(trait + T_LARGEST_SQUARE * blocks)
 
     active = tl.load(g_table + i) != 0
     if CHECKED:
@@ -481,8 +490,10 @@ def law_before(
     count = tl.load(curvature_step + i) + nonzero.to(tl.float64)
     counts = nonzero & (count > 1)
     reference = tl.load(tau_reference + i)
-    reference = tl.where(counts, 0.999 * reference + (1 - 0.999) * kappa, reference)
-    reference_debias = 1 - power(0.999 + 0.0 * kappa, tl.maximum(count - 1, 1.0))
+    moved = reference * REFERENCE_BETA + kappa * (1 - REFERENCE_BETA)
+    reference = tl.where(counts, moved, reference)
+    slow = tl.full([], REFERENCE_BETA, tl.float64)
+    reference_debias = 1 - power(slow, tl.maximum(count - 1, 1.0))
     old_tau = tl.load(tau + i)
     start = tl.where(literal, curvature_target, kappa)
     new_tau = curvature_beta * tl.where(old_tau < 0, start, old_tau) + (1 - curvature_beta) * kappa
@@ -496,9 +507,8 @@ def law_before(
     tl.store(tau + i, new_tau)
     tl.store(c + TAU * blocks, new_tau)
 
-    guarded_scale = guard & tangential & ((scale < 0.1) | (scale > 10.0))
-    clamped = tl.where(scale < 0.1, 0.1, tl.where(scale > 10.0, 10.0, scale))
-    scale = tl.where(guard, clamped, scale)
+    guarded_scale = guard & tangential & ((scale < SCALE_LOW) | (scale > SCALE_HIGH))
+    scale = tl.where(guard, clamp(scale, SCALE_LOW, SCALE_HIGH), scale)
     eta_radial = scale * tl.where(radial_lr != radial_lr, radial_lr_ratio * lr, radial_lr)
 
     # AdamP's test, radial momentum, rounding noise
@@ -547,20 +557,20 @@ def law_after(
 ):  # fmt: skip
     """Law 2 for one block, as ``control.after``."""
     i = tl.program_id(0)
-    o, c = settings + i, coefficients + i
-    lr = tl.load(o)
-    weight_decay = tl.load(o + 4 * blocks)
-    radial_lr_ratio = tl.load(o + 5 * blocks)
-    radial_lr = tl.load(o + 6 * blocks)
-    radial_beta = tl.load(o + 7 * blocks)
-    decay_tangential = tl.load(o + 11 * blocks) > 0
-    angular = tl.load(o + 12 * blocks)  # 1: every block, 0.5: those declared scale-invariant
-    low_dim_scale = tl.load(o + 13 * blocks)
-    wd_ratio = tl.load(o + 15 * blocks)
-    guard = tl.load(o + 16 * blocks) > 0
-    angular_rms = tl.load(o + 18 * blocks)
-    radial_adam = tl.load(o + 19 * blocks) > 0
-    inverse_root = tl.load(traits + i + 2 * blocks)
+    o, trait, c = settings + i, traits + i, coefficients + i
+    lr = tl.load(o + O_LR * blocks)
+    weight_decay = tl.load(o + O_WEIGHT_DECAY * blocks)
+    radial_lr_ratio = tl.load(o + O_RADIAL_LR_RATIO * blocks)
+    radial_lr = tl.load(o + O_RADIAL_LR * blocks)
+    radial_beta = tl.load(o + O_RADIAL_BETA * blocks)
+    decay_tangential = tl.load(o + O_DECAY_TANGENTIAL * blocks) > 0
+    angular = tl.load(o + O_ANGULAR * blocks)  # 1: every block, 0.5: those declared scale-invariant
+    low_dim_scale = tl.load(o + O_LOW_DIM_SCALE * blocks)
+    wd_ratio = tl.load(o + O_WD_RATIO * blocks)
+    guard = tl.load(o + O_GUARD * blocks) > 0
+    angular_rms = tl.load(o + O_ANGULAR_RMS * blocks)
+    radial_adam = tl.load(o + O_RADIAL_ADAM * blocks) > 0
+    inverse_root = tl.load(trait + T_INVERSE_ROOT * blocks)
     live = tl.load(c + LIVE * blocks) > 0
     invariant = tl.load(c + SCALE_INVARIANT * blocks) > 0
     eta_radial = tl.load(c + ETA_RADIAL * blocks)
@@ -577,17 +587,18 @@ def law_after(
 
     decay = weight_decay * tl.where(decay_tangential, lr, eta_radial)
     decay = tl.where(invariant, wd_ratio * decay, decay)
-    keeps_norm = (angular > 0) & (tl.load(traits + i + blocks) > 0)
+    keeps_norm = (angular > 0) & (tl.load(trait + T_SCALE_INVARIANT * blocks) > 0)
     angular = (angular == 1.0) | keeps_norm
     decay = tl.where(keeps_norm, 0.0, decay)
-    guarded_decay = guard & radial & (norm < 0.1 * norm0)
+    guarded_decay = guard & radial & (norm < norm0 * NORM_FLOOR)
     decay = tl.where(guarded_decay, 0.0, decay)
 
     # Adam's quotient, in its radial and its tangential part
     rms = tl.sqrt(uu) * inverse_root
-    guarded_update = guard & live & ((rms <= 100.0) == 0)  # NaN: ∞ on some ranks
+    guarded_update = guard & live & ((rms <= UPDATE_BOUND) == 0)  # NaN: ∞ on some ranks
     overflow = guarded_update & ((uu <= LARGEST) == 0)
-    shrink = tl.where(guarded_update, 100.0 / tl.where(guarded_update, rms, 1.0), 1.0)
+    bound = tl.full([], UPDATE_BOUND, tl.float64)
+    shrink = bound / tl.where(guarded_update, rms, bound)
     shrink = tl.where(overflow, 0.0, shrink)
     uw = tl.where(overflow, 0.0, shrink * uw)
     uu = tl.where(overflow, 0.0, shrink * shrink * uu)
@@ -600,9 +611,8 @@ def law_after(
     momentum = tl.load(radial_momentum + i)
     pull = tl.where(radial_adam, along, momentum / ((1 - power(radial_beta, t)) * norm))
     factor = 1 - decay - tl.where(invariant, 0.0, eta_radial * pull)
-    guarded_factor = guard & radial & ((factor < 0.5) | (factor > 2.0))
-    clamped = tl.where(factor < 0.5, 0.5, tl.where(factor > 2.0, 2.0, factor))
-    factor = tl.where(guard, clamped, factor)
+    guarded_factor = guard & radial & ((factor < FACTOR_LOW) | (factor > FACTOR_HIGH))
+    factor = tl.where(guard, clamp(factor, FACTOR_LOW, FACTOR_HIGH), factor)
 
     # the tangential step, u without its radial part: added, or a pure rotation
     radial_lr = tl.where(radial_lr != radial_lr, radial_lr_ratio * lr, radial_lr)
@@ -613,7 +623,7 @@ def law_after(
     resting = tl.where(decays, resting, norm0)
     unit = tl.where(angular_rms > 0, angular_rms / inverse_root, resting)
     unit = tl.where(angular_rms != angular_rms, norm0, unit)
-    smallest = lr / (0.1 * inverse_root)
+    smallest = lr / (inverse_root * TURN_BOUND)
     guarded_turn = guard & radial & angular & (unit < smallest)
     k = lr * norm / tl.where(guarded_turn, smallest, unit)
     stretch = tl.sqrt(1 + k * k * across / ww)
