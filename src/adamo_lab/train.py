@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from . import environment, optimizers
 from .errors import LabError
 from .landscape import gradient_norm_variation
+from .norms import Norms
 from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite, save
 from .records import write_atomically as write
 from .tasks import task_class
@@ -43,6 +44,7 @@ LOGGED = (
     "radial_share_update",
 )
 SWA_LR = 1e-4  # the paper's
+NORMS = "norms"  # what "watch" may also be told to look at
 
 Progress = Callable[[RunConfig, int, Row], None]  # epoch, and the last row
 
@@ -71,6 +73,7 @@ class Run:
         self.began_as = ""  # the id of the run that this one was until it branched off
         self.total = torch.zeros((), device=task.device)  # of this epoch's losses
         self.gradients = torch.zeros(2, device=task.device)  # sum of ‖g‖ and ‖g‖² over its steps
+        self.norms = Norms(self.model) if task.options.get("watch") == NORMS else None
         self.steps = 0
         self.pending: dict[str, Any] = {}  # what the device has not computed yet
         self.late = False
@@ -118,6 +121,8 @@ class Run:
             gradients = [p.grad for p in self.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             self.gradients += torch.stack((norm, norm * norm))
+        if self.norms:
+            self.norms.observe()
         self.optimizer.step()
         self.total += loss.detach()
 
@@ -213,6 +218,9 @@ class Run:
             for key, values in diagnostics_by_id(self.optimizer).items():
                 if key in names:
                     seen[names[key]] |= values
+        if self.norms:
+            for name, values in self.norms.of_each().items():
+                seen[name] |= values
         return seen
 
     def snapshot(self) -> None:
@@ -248,6 +256,7 @@ class Run:
             "dynamics": canonical(self.dynamics),
             "seconds": seconds,
             "began_as": began_as,
+            "norms": self.norms.state_dict() if self.norms else {},
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -271,6 +280,8 @@ class Run:
         self.average, self.averaged = state["average"], state["averaged"]
         self.rows, self.dynamics = json.loads(state["rows"]), json.loads(state["dynamics"])
         self.seconds, self.began_as = state["seconds"], state.get("began_as", "")
+        if self.norms:
+            self.norms.load_state_dict(state["norms"])
 
     def finish(self) -> Record:
         """Write the record and take the checkpoint away."""
@@ -282,6 +293,8 @@ class Run:
             result["diverged_at"] = self.epoch
         if self.task.options.get("watch"):
             result["gradient_norm_variation"] = gradient_norm_variation(self.rows)
+        if self.norms:
+            result |= finite(self.norms.result())
         result["weights_sha256"] = digest_of(self.model)
         record = Record(
             config=self.config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import LabError
 from .base import Claim, Metric, Request, Study
 from .figures import FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE
+from .premise import PREMISE
 from .tables import LANGUAGE, TABLE1, TABLE2, TABLE3
 from .tuning import (
     FINAL_SUMS,
@@ -22,6 +23,7 @@ STUDIES = {
     for s in (
         *(TABLE1, TABLE2, TABLE3, FIG1, FIG2, FIG3),
         *(FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, LANGUAGE),
+        *PREMISE,
         *(TUNING_VISION, FINAL_VISION, TUNING_SUMS, FINAL_SUMS, TUNING_TEXT, FINAL_TEXT),
     )
 }

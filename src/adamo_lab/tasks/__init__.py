@@ -23,7 +23,8 @@ class Info:
     later: Mapping[str, Any] = field(default_factory=dict)  # younger: held where changed; ids stay
 
 
-# "watch" records the spread of the gradient's norm, "snapshots" keeps weights for a landscape.
+# "watch" records the spread of the gradient's norm ("norms": and what norms.py counts), "snapshots"
+# keeps weights for a landscape.
 WATCHING = {"watch": False, "snapshots": False}
 
 TASKS = {

@@ -1,0 +1,76 @@
+"""What happens to the norms of the weights, step by step.
+
+The paper starts from two observations about AdamW: gradient and decay pull at the norm in turn and
+make it oscillate, and what the gradient has along w gets into Adam's second moments. Both are
+numbers, and this counts them: how much of the way that a norm goes within :data:`WINDOW` steps is
+undone within them, and how much of ‖g‖², the sum of what Adam's second moments average, is radial.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+WINDOW = 100  # steps. Of a random walk's way in so many, 90 % are undone
+
+
+class Norms:
+    """Sums over the steps of a run, one entry per matrix; all on the device, nothing waits.
+
+    The way of a norm is measured in log ‖w‖, so that matrices of any size count alike.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = {n: p for n, p in model.named_parameters() if p.dim() > 1}
+        self.steps, self.log = torch.zeros_like(self.squares()), self.squares().log() / 2
+        self.start = self.log.clone()  # of the window
+        self.radial, self.whole, self.way, self.net = (torch.zeros_like(self.log) for _ in range(4))
+
+    def squares(self) -> Tensor:
+        return torch.stack([p.detach().double().square().sum() for p in self.weights.values()])
+
+    @torch.no_grad()
+    def observe(self) -> None:
+        """Between the backward pass and the step."""
+        ww = self.squares()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.weights.values()]
+        wide = [g.double() for g in grads]
+        gw = torch.stack([(g * p).sum() for g, p in zip(wide, self.weights.values(), strict=True)])
+        self.radial += gw.square() / ww
+        self.whole += torch.stack([g.square().sum() for g in wide])
+        now = ww.log() / 2
+        self.way += (now - self.log).abs()
+        self.log.copy_(now)
+        full = self.steps % WINDOW == 0
+        self.net += torch.where(full, (now - self.start).abs(), 0.0)
+        self.start.copy_(torch.where(full, now, self.start))
+        self.steps += 1
+
+    def of_each(self) -> dict[str, dict[str, Tensor]]:
+        """By the name of the matrix, for the layers' figures."""
+        shares, undone = self.radial / self.whole, 1 - self.covered() / self.way
+        return {
+            name: {"mean_radial_share": share, "undone": back}
+            for name, share, back in zip(self.weights, shares, undone, strict=True)
+        }
+
+    def result(self) -> dict[str, float]:
+        """Over all matrices: ways and squares added up, and the radial share of the middle one."""
+        return {
+            "way_undone": (1 - self.covered().sum() / self.way.sum()).item(),
+            "radial_share": (self.radial.sum() / self.whole.sum()).item(),
+            "median_radial_share": (self.radial / self.whole).median().item(),
+        }
+
+    def covered(self) -> Tensor:
+        """How far the norms got, window by window, the unfinished one included."""
+        return self.net + (self.log - self.start).abs()
+
+    # --- in checkpoints
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, x in state.items():
+            getattr(self, name).copy_(x)

@@ -1,0 +1,58 @@
+"""What the paper starts from, on three tasks: does AdamW's decay make the norms oscillate?"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..records import RunConfig
+from .base import Claim, Metric, Request, Study, run
+
+ROWS = ("adam", "adamw", "adamo_sgd", "adamo")
+TASKS = {  # its length, and how it reads in a title and a claim
+    "digits": (40, "handwritten digits", "digits"),
+    "grokking": (5000, "modular addition", "modular addition"),
+    "language": (50, "Tiny Shakespeare", "Tiny Shakespeare"),
+}
+
+
+def runs(task: str, request: Request) -> list[RunConfig]:
+    epochs, *_ = TASKS[task]
+    return [
+        run(task, name, seed, epochs, request, watch="norms")
+        for seed in request.seeds
+        for name in ROWS
+    ]
+
+
+def premise(task: str) -> Study:
+    _, title, where = TASKS[task]
+    return Study(
+        name=f"premise-{task}",
+        title=f"The premise, on {title}",
+        about="How much of the way that the weights' norms go within 100 steps is undone within "
+        "them (of a random walk's: 90 %), and how much of what Adam's second moments add up is "
+        "along the weight.",
+        kind="table",
+        runs=partial(runs, task),
+        metrics=(
+            Metric("way_undone", "way undone", percent=True, higher_is_better=False, digits=1),
+            Metric("radial_share", "radial share", True, higher_is_better=False, digits=3),
+            Metric("median_radial_share", "its median", True, higher_is_better=False, digits=3),
+        ),
+        optimizers=ROWS,
+        claims=(
+            Claim(
+                f"On {where} decay makes the norms oscillate: AdamW undoes more of their way "
+                "than Adam.",
+                "way_undone", "adamw", ">", "adam", source="abstract, section 1",
+            ),
+            Claim(
+                f"On {where} AdamO suppresses that: it undoes less than AdamW.",
+                "way_undone", "adamo_sgd", "<", "adamw", source="section 1",
+            ),
+        ),
+        example=f"adamo-lab study premise-{task}",
+    )  # fmt: skip
+
+
+PREMISE = tuple(map(premise, TASKS))

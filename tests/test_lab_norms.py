@@ -1,0 +1,122 @@
+"""What the laboratory counts about norms: against paths and gradients whose answer is known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from adamo_lab.norms import WINDOW, Norms
+from adamo_lab.optimizers import settings
+from adamo_lab.records import RunConfig
+from adamo_lab.studies.base import Request
+from adamo_lab.studies.premise import PREMISE, TASKS
+from adamo_lab.train import NORMS, Stopped, train
+
+
+def model(*norms: float) -> nn.Module:
+    """Matrices of these norms, and a vector that does not count."""
+    made = nn.ParameterDict({f"m{i}": nn.Parameter(torch.eye(2)) for i in range(len(norms))})
+    made["vector"] = nn.Parameter(torch.ones(3))
+    set_norms(made, *norms)
+    return made
+
+
+def set_norms(made: nn.Module, *norms: float) -> None:
+    for i, norm in enumerate(norms):
+        p = made.get_parameter(f"m{i}")
+        with torch.no_grad():
+            p.copy_(torch.eye(2) * norm / math.sqrt(2))
+
+
+def walk(*paths: list[float]) -> Norms:
+    """Norms that take these values, one list a matrix, with no gradient."""
+    made = model(*(path[0] for path in paths))
+    norms = Norms(made)
+    for values in zip(*paths, strict=True):
+        set_norms(made, *values)
+        norms.observe()
+    return norms
+
+
+def test_a_norm_that_only_grows_undoes_nothing() -> None:
+    assert walk([1.01**k for k in range(350)]).result()["way_undone"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_norm_that_goes_to_and_fro_undoes_everything() -> None:
+    found = walk([1 + 0.1 * (k % 2) for k in range(2 * WINDOW + 1)])
+    assert found.result()["way_undone"] == pytest.approx(1, abs=1e-6)
+
+
+def test_windows_are_told_apart() -> None:
+    """Up for a whole window and down for the next: nothing is undone within either."""
+    up = [1.01**k for k in range(WINDOW + 1)]
+    assert walk(up + up[-2::-1]).result()["way_undone"] == pytest.approx(0, abs=1e-6)
+    half = up[: WINDOW // 2 + 1]
+    assert walk(half + half[-2::-1]).result()["way_undone"] == pytest.approx(1, abs=1e-6)
+
+
+def test_a_random_walk_undoes_what_the_page_says() -> None:
+    torch.manual_seed(0)
+    paths = torch.randn(200, 3 * WINDOW).cumsum(1).mul(1e-3).exp()
+    assert walk(*paths.tolist()).result()["way_undone"] == pytest.approx(0.9, abs=0.01)
+
+
+def test_ways_are_added_up_and_told_apart_by_name() -> None:
+    up, still = [1.01**k for k in range(50)], [1 + 0.001 * (k % 2) for k in range(50)]
+    found = walk(up, still)
+    each = found.of_each()
+    assert list(each) == ["m0", "m1"]
+    assert each["m0"]["undone"] == pytest.approx(0, abs=1e-6)
+    assert each["m1"]["undone"] > 0.9
+    way = 49 * math.log(1.01), 49 * math.log(1.001)
+    expected = 1 - (way[0] + math.log(1.001)) / sum(way)
+    assert found.result()["way_undone"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_radial_share_is_that_of_the_squared_gradients() -> None:
+    made = model(1.0, 2.0, 3.0)
+    norms = Norms(made)
+    across = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    for step in range(2):
+        made.get_parameter("m0").grad = torch.eye(2) * (1 + step)  # along w
+        made.get_parameter("m1").grad = across + torch.eye(2)  # half and half
+        norms.observe()  # m2 has no gradient
+    found, each = norms.result(), norms.of_each()
+    assert each["m0"]["mean_radial_share"] == pytest.approx(1)
+    assert each["m1"]["mean_radial_share"] == pytest.approx(0.5)
+    assert found["radial_share"] == pytest.approx((2 + 8 + 2 + 2) / (2 + 8 + 4 + 4))
+
+
+def watched(epochs: int = 3) -> RunConfig:
+    options = {"width": 4, "watch": NORMS}
+    return RunConfig("digits", "adamw", 0, epochs, settings("digits", "adamw"), options)
+
+
+def test_a_watched_run_is_the_same_run(tmp_path: Path) -> None:
+    what = watched()
+    plain = RunConfig("digits", "adamw", 0, 3, what.hyper, {"width": 4})
+    a, b = train(what, tmp_path / "a"), train(plain, tmp_path / "b")
+    assert a.result["weights_sha256"] == b.result["weights_sha256"]
+    assert 0 <= a.result["way_undone"] < 1
+    assert 0 < a.result["radial_share"] < 1
+    assert a.dynamics[-1]["weights"]["6.weight"]["mean_radial_share"] > 0.01
+    assert "way_undone" not in b.result
+
+
+def test_what_was_counted_survives_a_stop(tmp_path: Path) -> None:
+    whole = train(watched(), tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(watched(), tmp_path / "parts", stop=lambda: True)
+    parts = train(watched(), tmp_path / "parts")
+    assert parts.result == whole.result
+    assert parts.dynamics == whole.dynamics
+
+
+def test_the_studies_watch_every_run() -> None:
+    assert [study.name for study in PREMISE] == [f"premise-{task}" for task in TASKS]
+    for study in PREMISE:
+        assert all(run.options["watch"] == NORMS for run in study.runs(Request((0,))))
