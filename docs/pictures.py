@@ -266,15 +266,35 @@ def language() -> Figure:
     chosen = [x for x in group.lines if x.hyper == shown.get(x.optimizer)]
     figure, (axes,) = canvas(height=3.3)
     for line in chosen:
-        curves = [[row["valid_loss"] for row in run.metrics] for run in line.runs]
-        epochs = [row["epoch"] for row in line.runs[0].metrics]
-        columns = list(zip(*curves, strict=True))
-        means, low, high = (list(map(f, columns)) for f in (statistics.fmean, min, max))
-        axes.plot(epochs, means, color=line.entry.colour, label=line.entry.label)
-        axes.fill_between(epochs, low, high, color=line.entry.colour, alpha=0.2)
+        band(axes, line, "valid_loss")
     axes.set(ylim=(1.5, 2.3), xlabel=f"hundreds of steps   ({about(chosen)})")
     axes.set_title("Character-level GPT: validation loss, lower is better")
     figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def band(axes: Axes, line: Line, key: str, factor: float = 1.0) -> None:
+    """A result over the epochs: the mean of the runs, and their range."""
+    curves = [[factor * row[key] for row in run.metrics] for run in line.runs]
+    epochs = [row["epoch"] for row in line.runs[0].metrics]
+    columns = list(zip(*curves, strict=True))
+    means, low, high = (list(map(f, columns)) for f in (statistics.fmean, min, max))
+    colour, style = line.entry.colour, line.entry.line
+    axes.plot(epochs, means, color=colour, linestyle=style, label=line.entry.label)
+    axes.fill_between(epochs, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def accuracy() -> Figure:
+    """Test accuracy on CIFAR-100 over training, the paper's Figure 3."""
+    (group,) = [g for g in settled("table1") if g.full and g.usual]
+    shown = ("adamw", "adamw_tuned", "adamp", "adamo_paper")
+    chosen = [line for line in group.lines if line.optimizer in shown]
+    figure, (axes,) = canvas(height=3.6)
+    for line in chosen:
+        band(axes, line, "test_accuracy", 100)
+    axes.set(ylim=(50, 80), xlabel=f"epoch   ({about(chosen)})")
+    axes.set_title("CIFAR-100, ResNet-18: test accuracy, %")
+    figure.legend(loc="outside lower center", ncols=4)
     return figure
 
 
@@ -369,6 +389,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "migration": migration,
     "language": language,
     "cifar100": cifar100,
+    "accuracy": accuracy,
     "sensitivity": sensitivity,
     "speed": speed,
 }
