@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from adamo_lab.errors import LabError
 from adamo_lab.norms import WINDOW, Norms
 from adamo_lab.optimizers import settings
 from adamo_lab.records import RunConfig
@@ -114,6 +115,12 @@ def test_what_was_counted_survives_a_stop(tmp_path: Path) -> None:
     parts = train(watched(), tmp_path / "parts")
     assert parts.result == whole.result
     assert parts.dynamics == whole.dynamics
+
+
+def test_there_is_nothing_else_to_watch(tmp_path: Path) -> None:
+    what = RunConfig("digits", "adamw", 0, 1, settings("digits", "adamw"), {"watch": "norm"})
+    with pytest.raises(LabError, match="watch may be true, false or 'norms', and not 'norm'"):
+        train(what, tmp_path)
 
 
 def test_the_studies_watch_every_run() -> None:

@@ -73,7 +73,7 @@ class Run:
         self.began_as = ""  # the id of the run that this one was until it branched off
         self.total = torch.zeros((), device=task.device)  # of this epoch's losses
         self.gradients = torch.zeros(2, device=task.device)  # sum of ‖g‖ and ‖g‖² over its steps
-        self.norms = Norms(self.model) if task.options.get("watch") == NORMS else None
+        self.norms = Norms(self.model) if watches(task) == NORMS else None
         self.steps = 0
         self.pending: dict[str, Any] = {}  # what the device has not computed yet
         self.late = False
@@ -117,7 +117,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss(self.model, batch, phase)
         loss.backward()
-        if self.task.options.get("watch"):
+        if watches(self.task):
             gradients = [p.grad for p in self.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             self.gradients += torch.stack((norm, norm * norm))
@@ -155,7 +155,7 @@ class Run:
         row |= {name: value.item() for name, value in self.pending.pop("metrics").items()}
         if "weight_norm" in self.pending:
             row["weight_norm"] = self.pending.pop("weight_norm").item()
-        if self.task.options.get("watch"):
+        if watches(self.task):
             total, squares = self.gradients.tolist()
             row |= spread(total, squares, self.steps)
         self.rows.append(finite(row))
@@ -291,7 +291,7 @@ class Run:
             result |= {f"swa_{name}": value.item() for name, value in averaged.items()}
         if self.diverged:
             result["diverged_at"] = self.epoch
-        if self.task.options.get("watch"):
+        if watches(self.task):
             result["gradient_norm_variation"] = gradient_norm_variation(self.rows)
         if self.norms:
             result |= finite(self.norms.result())
@@ -352,6 +352,14 @@ def no_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+def watches(task: Task) -> bool | str:
+    """What a run looks at in every step."""
+    what = task.options.get("watch", False)
+    if what not in (False, True, NORMS):
+        raise LabError(f"watch may be true, false or {NORMS!r}, and not {what!r}")
+    return what
 
 
 def make_task(config: RunConfig, device: torch.device, data_dir: Path | None) -> Task:
