@@ -58,6 +58,7 @@ class Norms:
         """Over all matrices: ways and squares added up, and the radial share of the middle one."""
         return {
             "way_undone": (1 - self.covered().sum() / self.way.sum()).item(),
+            "way_a_step": (self.way.mean() / (self.steps[0] - 1)).item(),
             "radial_share": (self.radial.sum() / self.whole.sum()).item(),
             "median_radial_share": (self.radial / self.whole).median().item(),
         }

@@ -30,12 +30,13 @@ def premise(task: str) -> Study:
         name=f"premise-{task}",
         title=f"The premise, on {title}",
         about="How much of the way that the weights' norms go within 100 steps is undone within "
-        "them (of a random walk's: 90 %), and how much of what Adam's second moments add up is "
-        "along the weight.",
+        "them (of a random walk's: 90 %), how far a step takes a norm, and how much of what Adam's "
+        "second moments add up is along the weight.",
         kind="table",
         runs=partial(runs, task),
         metrics=(
             Metric("way_undone", "way undone", percent=True, higher_is_better=False, digits=1),
+            Metric("way_a_step", "way a step", True, higher_is_better=False, digits=3),
             Metric("radial_share", "radial share", True, higher_is_better=False, digits=3),
             Metric("median_radial_share", "its median", True, higher_is_better=False, digits=3),
         ),
