@@ -136,6 +136,23 @@ def sensitivity(name: str) -> str:
     return table(rows)
 
 
+PREMISE = {"way_undone": 1, "way_a_step": 3, "radial_share": 2}  # digits of each, in per cent
+ON = {"digits": "digits", "grokking": "modular addition", "language": "Tiny Shakespeare"}
+
+
+def premise() -> str:
+    """What the norms do, on the tasks that have run."""
+    titles = ["way undone, %", "way a step, %", "radial share of g², %"]
+    rows, seen = [["task", "optimizer", *titles, "n"]], set()
+    for task, name in ON.items():
+        for group in settled(f"premise-{task}"):
+            for line in group.lines:
+                cells = (spread(line.values(key), 100, n) for key, n in PREMISE.items())
+                rows.append([name, line.entry.label, *cells, str(len(line.runs))])
+                seen |= {run.environment["commit"] for run in line.runs}
+    return f"{table(rows)}\nCommits: {', '.join(sorted(seen))}.\n"
+
+
 def facts(line: Line, key: str) -> str:
     return ", ".join(sorted({run.environment[key] for run in line.runs}))
 
@@ -247,6 +264,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "final-grokking": lambda: study("final-grokking", GROKKING),
     "tuning-language": lambda: study("tuning-language", {"valid_loss": ("validation loss", 1, 3)}),
     "final-language": lambda: study("final-language", {"valid_loss": ("validation loss", 1, 4)}),
+    "premise": premise,
     "fig4-digits": lambda: sensitivity("fig4-digits"),
     "fig4-digits-cosine": lambda: sensitivity("fig4-digits-cosine"),
     "translation": translation,

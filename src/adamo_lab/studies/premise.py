@@ -35,10 +35,10 @@ def premise(task: str) -> Study:
         kind="table",
         runs=partial(runs, task),
         metrics=(
-            Metric("way_undone", "way undone", percent=True, higher_is_better=False, digits=1),
+            Metric("way_undone", "way undone", percent=True, higher_is_better=False),
             Metric("way_a_step", "way a step", True, higher_is_better=False, digits=3),
             Metric("radial_share", "radial share", True, higher_is_better=False, digits=3),
-            Metric("median_radial_share", "its median", True, higher_is_better=False, digits=3),
+            Metric("median_radial_share", "of the median weight", True, False, digits=3),
         ),
         optimizers=ROWS,
         claims=(
