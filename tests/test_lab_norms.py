@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from adamo_lab.engines import Setup, run_all
 from adamo_lab.errors import LabError
 from adamo_lab.norms import WINDOW, Norms
 from adamo_lab.optimizers import settings
-from adamo_lab.records import RunConfig
+from adamo_lab.records import RunConfig, load
 from adamo_lab.studies.base import Request
 from adamo_lab.studies.premise import PREMISE, TASKS
 from adamo_lab.train import NORMS, Stopped, train
@@ -92,6 +93,27 @@ def test_the_radial_share_is_that_of_the_squared_gradients() -> None:
     assert each["m0"]["mean_radial_share"] == pytest.approx(1)
     assert each["m1"]["mean_radial_share"] == pytest.approx(0.5)
     assert found["radial_share"] == pytest.approx((2 + 8 + 2 + 2) / (2 + 8 + 4 + 4))
+    assert found["mean_radial_share"] == pytest.approx(0.5)  # no gradient counts as none
+    assert found["median_radial_share"] == pytest.approx(0.5)
+    made.get_parameter("m1").grad = 100 * across
+    norms.observe()
+    assert norms.of_each()["m1"]["mean_radial_share"] == pytest.approx(1 / 3)
+    assert norms.result()["radial_share"] < 0.01
+
+
+def test_a_matrix_that_starts_at_zero_is_left_out() -> None:
+    made = model(1.0, 0.0)
+    norms = Norms(made)
+    made.get_parameter("m0").grad = torch.eye(2)
+    norms.observe()
+    norms.observe()
+    assert list(norms.of_each()) == ["m0"]
+    assert math.isfinite(norms.result()["radial_share"])
+
+
+def test_a_model_without_a_matrix_is_one_sentence() -> None:
+    with pytest.raises(LabError, match="needs a model with a matrix that is not zero"):
+        Norms(model())
 
 
 def watched(epochs: int = 3) -> RunConfig:
@@ -129,3 +151,14 @@ def test_the_studies_watch_every_run() -> None:
     assert [study.name for study in PREMISE] == [f"premise-{task}" for task in TASKS]
     for study in PREMISE:
         assert all(run.options["watch"] == NORMS for run in study.runs(Request((0,))))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_captured_step_counts_too(tmp_path: Path) -> None:
+    captured, plain = (Setup(tmp_path / engine, device="cuda") for engine in ("cuda", "serial"))
+    run_all([watched(6)], captured, "cuda")
+    run_all([watched(6)], plain, "serial")
+    a, b = (load(setup.folder(watched(6))).result for setup in (captured, plain))
+    assert a["way_a_step"] == pytest.approx(b["way_a_step"], rel=0.05)
+    assert a["radial_share"] == pytest.approx(b["radial_share"], rel=0.05)

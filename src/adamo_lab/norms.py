@@ -11,20 +11,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .errors import LabError
+
 WINDOW = 100  # steps. Of a random walk's way in so many, 90 % are undone
 
 
 class Norms:
     """Sums over the steps of a run, one entry per matrix; all on the device, nothing waits.
 
-    The way of a norm is measured in log ‖w‖, so that matrices of any size count alike.
+    The way of a norm is measured in log ‖w‖, so that matrices of any size count alike; where the
+    last step took it is not seen. A matrix that starts at zero has no such way and is left out.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.weights = {n: p for n, p in model.named_parameters() if p.dim() > 1}
+        self.weights = {n: p for n, p in model.named_parameters() if p.dim() > 1 and p.any()}
+        if not self.weights:
+            raise LabError("watch=norms needs a model with a matrix that is not zero")
         self.steps, self.log = torch.zeros_like(self.squares()), self.squares().log() / 2
         self.start = self.log.clone()  # of the window
-        self.radial, self.whole, self.way, self.net = (torch.zeros_like(self.log) for _ in range(4))
+        self.radial, self.whole, self.shares = (torch.zeros_like(self.log) for _ in range(3))
+        self.way, self.net = torch.zeros_like(self.log), torch.zeros_like(self.log)
 
     def squares(self) -> Tensor:
         return torch.stack([p.detach().double().square().sum() for p in self.weights.values()])
@@ -36,8 +42,10 @@ class Norms:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.weights.values()]
         wide = [g.double() for g in grads]
         gw = torch.stack([(g * p).sum() for g, p in zip(wide, self.weights.values(), strict=True)])
-        self.radial += gw.square() / ww
-        self.whole += torch.stack([g.square().sum() for g in wide])
+        radial, whole = gw.square() / ww, torch.stack([g.square().sum() for g in wide])
+        self.radial += radial
+        self.whole += whole
+        self.shares += torch.where(whole > 0, radial / whole, 0.0)
         now = ww.log() / 2
         self.way += (now - self.log).abs()
         self.log.copy_(now)
@@ -48,19 +56,23 @@ class Norms:
 
     def of_each(self) -> dict[str, dict[str, Tensor]]:
         """By the name of the matrix, for the layers' figures."""
-        shares, undone = self.radial / self.whole, 1 - self.covered() / self.way
+        shares, undone = self.shares / self.steps, 1 - self.covered() / self.way
         return {
             name: {"mean_radial_share": share, "undone": back}
             for name, share, back in zip(self.weights, shares, undone, strict=True)
         }
 
     def result(self) -> dict[str, float]:
-        """Over all matrices: ways and squares added up, and the radial share of the middle one."""
+        """Over all matrices: ways and squares added up, and shares of single steps on average.
+
+        In the sum of the squares large gradients count most, and these are mostly early ones.
+        """
         return {
             "way_undone": (1 - self.covered().sum() / self.way.sum()).item(),
             "way_a_step": (self.way.mean() / (self.steps[0] - 1)).item(),
             "radial_share": (self.radial.sum() / self.whole.sum()).item(),
-            "median_radial_share": (self.radial / self.whole).median().item(),
+            "mean_radial_share": (self.shares / self.steps).mean().item(),
+            "median_radial_share": (self.shares / self.steps).median().item(),
         }
 
     def covered(self) -> Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run
 
+RADIAL_SHARE = Metric(
+    "radial_share", "radial share", percent=True, higher_is_better=False, digits=3
+)
 ROWS = ("adam", "adamw", "adamo_sgd", "adamo")
 TASKS = {  # its length, and how it reads in a title and a claim
     "digits": (40, "handwritten digits", "digits"),
@@ -36,9 +40,9 @@ def premise(task: str) -> Study:
         runs=partial(runs, task),
         metrics=(
             Metric("way_undone", "way undone", percent=True, higher_is_better=False),
-            Metric("way_a_step", "way a step", True, higher_is_better=False, digits=3),
-            Metric("radial_share", "radial share", True, higher_is_better=False, digits=3),
-            Metric("median_radial_share", "of the median weight", True, False, digits=3),
+            Metric("way_a_step", "way a step", percent=True, higher_is_better=False, digits=3),
+            RADIAL_SHARE,
+            replace(RADIAL_SHARE, key="median_radial_share", label="of the median weight"),
         ),
         optimizers=ROWS,
         claims=(
