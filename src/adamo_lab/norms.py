@@ -29,8 +29,7 @@ class Norms:
             raise LabError("watch=norms needs a model with a matrix that is not zero")
         self.steps, self.log = torch.zeros_like(self.squares()), self.squares().log() / 2
         self.start = self.log.clone()  # of the window
-        self.radial, self.whole, self.shares = (torch.zeros_like(self.log) for _ in range(3))
-        self.way, self.net = torch.zeros_like(self.log), torch.zeros_like(self.log)
+        self.radial, self.whole, self.way, self.net = (torch.zeros_like(self.log) for _ in range(4))
 
     def squares(self) -> Tensor:
         return torch.stack([p.detach().double().square().sum() for p in self.weights.values()])
@@ -42,10 +41,8 @@ class Norms:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.weights.values()]
         wide = [g.double() for g in grads]
         gw = torch.stack([(g * p).sum() for g, p in zip(wide, self.weights.values(), strict=True)])
-        radial, whole = gw.square() / ww, torch.stack([g.square().sum() for g in wide])
-        self.radial += radial
-        self.whole += whole
-        self.shares += torch.where(whole > 0, radial / whole, 0.0)
+        self.radial += gw.square() / ww
+        self.whole += torch.stack([g.square().sum() for g in wide])
         now = ww.log() / 2
         self.way += (now - self.log).abs()
         self.log.copy_(now)
@@ -56,23 +53,22 @@ class Norms:
 
     def of_each(self) -> dict[str, dict[str, Tensor]]:
         """By the name of the matrix, for the layers' figures."""
-        shares, undone = self.shares / self.steps, 1 - self.covered() / self.way
+        shares, undone = self.radial / self.whole, 1 - self.covered() / self.way
         return {
             name: {"mean_radial_share": share, "undone": back}
             for name, share, back in zip(self.weights, shares, undone, strict=True)
         }
 
     def result(self) -> dict[str, float]:
-        """Over all matrices: ways and squares added up, and shares of single steps on average.
+        """Over all matrices: ways and squares added up, and the radial share of the middle one.
 
-        In the sum of the squares large gradients count most, and these are mostly early ones.
+        The squares of large gradients, mostly early ones, count most.
         """
         return {
             "way_undone": (1 - self.covered().sum() / self.way.sum()).item(),
             "way_a_step": (self.way.mean() / (self.steps[0] - 1)).item(),
             "radial_share": (self.radial.sum() / self.whole.sum()).item(),
-            "mean_radial_share": (self.shares / self.steps).mean().item(),
-            "median_radial_share": (self.shares / self.steps).median().item(),
+            "median_radial_share": (self.radial / self.whole).nanmedian().item(),
         }
 
     def covered(self) -> Tensor:
