@@ -103,6 +103,7 @@ CIFAR100: dict[str, Hyper] = {
     "adamp": {"lr": 8e-4, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "swa_lr": 0.0125},
     "adamo": {**OURS, "lr": 8e-4, "weight_decay": 0.75, "swa_lr": 3e-4},
+    "adamo_rule": {**OURS, "lr": 8e-4, "weight_decay": 0.75},  # from adamw_tuned
     "adamo_sgd": {**RADIAL_SGD, "lr": 8e-4},
     "adamo_no_decay": {**RADIAL_SGD, "lr": 8e-4, "weight_decay": 0.0},
     "adamo_angular": {**RADIAL_SGD, "lr": 8e-4, "tangential": "angular"},
