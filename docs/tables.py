@@ -22,6 +22,7 @@ from adamo_lab.optimizers import RADIAL_SGD, REGISTRY, SETTINGS
 from adamo_lab.records import FINISHED, Record, load_all
 from adamo_lab.report import Judged, capitalized, in_brief, title_of
 from adamo_lab.studies import STUDIES, Request, Study
+from adamo_lab.studies.premise import TASKS
 from adamo_lab.verdicts import FAILS, HOLDS, OPEN
 
 ROOT = Path(__file__).parents[1]
@@ -136,21 +137,26 @@ def sensitivity(name: str) -> str:
     return table(rows)
 
 
-PREMISE = {"way_undone": 1, "way_a_step": 3, "radial_share": 2}  # digits of each, in per cent
-ON = {"digits": "digits", "grokking": "modular addition", "language": "Tiny Shakespeare"}
+PREMISE = {  # a result: its title, and how many digits
+    "way_undone": ("way undone, %", 1),
+    "way_a_step": ("way a step, %", 3),
+    "radial_share": ("radial share of g², %", 2),
+}
 
 
 def premise() -> str:
-    """What the norms do, on the tasks that have run."""
-    titles = ["way undone, %", "way a step, %", "radial share of g², %"]
-    rows, seen = [["task", "optimizer", *titles, "n"]], set()
-    for task, name in ON.items():
-        for group in settled(f"premise-{task}"):
-            for line in group.lines:
-                cells = (spread(line.values(key), 100, n) for key, n in PREMISE.items())
-                rows.append([name, line.entry.label, *cells, str(len(line.runs))])
-                seen |= {run.environment["commit"] for run in line.runs}
-    return f"{table(rows)}\nCommits: {', '.join(sorted(seen))}.\n"
+    """What the norms do: the tasks of the premise in one table."""
+    rows, seen = [["task", "optimizer", *(title for title, _ in PREMISE.values()), "n"]], []
+    for task, (_, _, name) in TASKS.items():
+        (group,) = settled(f"premise-{task}")
+        for line in group.lines:
+            cells = (spread(line.values(key), 100, n) for key, (_, n) in PREMISE.items())
+            rows.append([name, line.entry.label, *cells, str(len(line.runs))])
+            seen += line.runs
+    devices, commits = (
+        ", ".join(sorted({run.environment[key] for run in seen})) for key in ("device", "commit")
+    )
+    return f"{table(rows)}\nHardware: {devices}. Commits: {commits}.\n"
 
 
 def facts(line: Line, key: str) -> str:

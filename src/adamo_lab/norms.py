@@ -27,9 +27,10 @@ class Norms:
         self.weights = {n: p for n, p in model.named_parameters() if p.dim() > 1 and p.any()}
         if not self.weights:
             raise LabError("watch=norms needs a model with a matrix that is not zero")
-        self.steps, self.log = torch.zeros_like(self.squares()), self.squares().log() / 2
+        self.log = self.squares().log() / 2
         self.start = self.log.clone()  # of the window
-        self.radial, self.whole, self.way, self.net = (torch.zeros_like(self.log) for _ in range(4))
+        self.steps, self.way, self.net = (torch.zeros_like(self.log) for _ in range(3))
+        self.radial, self.whole = torch.zeros_like(self.log), torch.zeros_like(self.log)
 
     def squares(self) -> Tensor:
         return torch.stack([p.detach().double().square().sum() for p in self.weights.values()])
