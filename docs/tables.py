@@ -140,7 +140,8 @@ def sensitivity(name: str) -> str:
 PREMISE = {  # a result: its title, and how many digits
     "way_undone": ("way undone, %", 1),
     "way_a_step": ("way a step, %", 3),
-    "radial_share": ("radial share of g², %", 2),
+    "radial_share": ("radial share of all ‖g‖², %", 2),
+    "radial_share_of_a_step": ("of a step's, %", 2),
 }
 
 

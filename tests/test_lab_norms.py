@@ -82,18 +82,22 @@ def test_ways_are_added_up_and_told_apart_by_name() -> None:
 
 
 def test_the_radial_share_is_that_of_the_squared_gradients() -> None:
+    """Added up, the larger gradient decides; of a single step, each step counts alike."""
     made = model(1.0, 2.0, 3.0)
     norms = Norms(made)
-    across = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
-    for step in range(2):
-        made.get_parameter("m0").grad = torch.eye(2) * (1 + step)  # along w
-        made.get_parameter("m1").grad = across + torch.eye(2)  # half and half
-        norms.observe()  # m2 has no gradient
+    along, across = torch.eye(2), torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    for one, other in ((along, across + along), (2 * across, across + along), (None, along)):
+        made.get_parameter("m0").grad = one
+        made.get_parameter("m1").grad = other
+        norms.observe()  # m2 never has a gradient, and m0 none in the last step
     found, each = norms.result(), norms.of_each()
-    assert each["m0"]["mean_radial_share"] == pytest.approx(1)
-    assert each["m1"]["mean_radial_share"] == pytest.approx(0.5)
-    assert found["radial_share"] == pytest.approx((2 + 8 + 2 + 2) / (2 + 8 + 4 + 4))
-    assert found["median_radial_share"] == pytest.approx(0.5)  # of the two that have one
+    assert each["m0"]["radial_share"] == pytest.approx(2 / (2 + 8))
+    assert each["m0"]["radial_share_of_a_step"] == pytest.approx((1 + 0) / 2)
+    assert each["m1"]["radial_share"] == pytest.approx((2 + 2 + 2) / (4 + 4 + 2))
+    assert each["m1"]["radial_share_of_a_step"] == pytest.approx((0.5 + 0.5 + 1) / 3)
+    assert math.isnan(each["m2"]["radial_share_of_a_step"])
+    assert found["radial_share"] == pytest.approx((2 + 6) / (10 + 10))
+    assert found["radial_share_of_a_step"] == pytest.approx((1 / 2 + 2 / 3) / 2)
 
 
 def test_a_matrix_that_starts_at_zero_is_left_out() -> None:
@@ -123,7 +127,7 @@ def test_a_watched_run_is_the_same_run(tmp_path: Path) -> None:
     assert a.result["weights_sha256"] == b.result["weights_sha256"]
     assert 0 <= a.result["way_undone"] < 1
     assert 0 < a.result["radial_share"] < 1
-    assert a.dynamics[-1]["weights"]["6.weight"]["mean_radial_share"] > 0.01
+    assert a.dynamics[-1]["weights"]["6.weight"]["radial_share"] > 0.01
     assert "way_undone" not in b.result
 
 

@@ -3,7 +3,9 @@
 The paper starts from two observations about AdamW: gradient and decay pull at the norm in turn and
 make it oscillate, and what the gradient has along w gets into Adam's second moments. Both are
 numbers, and this counts them: how much of the way that a norm goes within :data:`WINDOW` steps is
-undone within them, and how much of ‖g‖², the sum of what Adam's second moments average, is radial.
+undone within them, and how much of ‖g‖², the sum of what Adam's second moments average, is radial:
+of all that a run adds up, where large gradients decide, and of a single step's, where each counts
+alike.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Norms:
         self.start = self.log.clone()  # of the window
         self.steps, self.way, self.net = (torch.zeros_like(self.log) for _ in range(3))
         self.radial, self.whole = torch.zeros_like(self.log), torch.zeros_like(self.log)
+        self.shares, self.moved = torch.zeros_like(self.log), torch.zeros_like(self.log)
 
     def squares(self) -> Tensor:
         return torch.stack([p.detach().double().square().sum() for p in self.weights.values()])
@@ -42,8 +45,11 @@ class Norms:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.weights.values()]
         wide = [g.double() for g in grads]
         gw = torch.stack([(g * p).sum() for g, p in zip(wide, self.weights.values(), strict=True)])
-        self.radial += gw.square() / ww
-        self.whole += torch.stack([g.square().sum() for g in wide])
+        radial, whole = gw.square() / ww, torch.stack([g.square().sum() for g in wide])
+        self.radial += radial
+        self.whole += whole
+        self.shares += torch.where(whole > 0, radial / whole, 0.0)
+        self.moved += whole > 0
         now = ww.log() / 2
         self.way += (now - self.log).abs()
         self.log.copy_(now)
@@ -54,22 +60,23 @@ class Norms:
 
     def of_each(self) -> dict[str, dict[str, Tensor]]:
         """By the name of the matrix, for the layers' figures."""
-        shares, undone = self.radial / self.whole, 1 - self.covered() / self.way
+        columns = {
+            "radial_share": self.radial / self.whole,
+            "radial_share_of_a_step": self.shares / self.moved,
+            "undone": 1 - self.covered() / self.way,
+        }
         return {
-            name: {"mean_radial_share": share, "undone": back}
-            for name, share, back in zip(self.weights, shares, undone, strict=True)
+            name: {title: column[i] for title, column in columns.items()}
+            for i, name in enumerate(self.weights)
         }
 
     def result(self) -> dict[str, float]:
-        """Over all matrices: ways and squares added up, and the radial share of the middle one.
-
-        The squares of large gradients, mostly early ones, count most.
-        """
+        """Over all matrices: ways and squares added up, and the mean of single steps' shares."""
         return {
             "way_undone": (1 - self.covered().sum() / self.way.sum()).item(),
             "way_a_step": (self.way.mean() / (self.steps[0] - 1)).item(),
             "radial_share": (self.radial.sum() / self.whole.sum()).item(),
-            "median_radial_share": (self.radial / self.whole).nanmedian().item(),
+            "radial_share_of_a_step": (self.shares / self.moved).nanmean().item(),
         }
 
     def covered(self) -> Tensor:

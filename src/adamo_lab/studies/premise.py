@@ -38,14 +38,14 @@ def premise(task: str) -> Study:
         title=f"The premise, on {title}",
         about="How much of the way that the weights' norms go within 100 steps is undone within "
         "them (of a random walk's: 90 %), how far a step takes a norm, and how much of what Adam's "
-        "second moments add up is along the weight.",
+        "second moments add up, and of a single step's ‖g‖², is along the weight.",
         kind="table",
         runs=partial(runs, task),
         metrics=(
             Metric("way_undone", "way undone", percent=True, higher_is_better=False),
             Metric("way_a_step", "way a step", percent=True, higher_is_better=False, digits=3),
             RADIAL_SHARE,
-            replace(RADIAL_SHARE, key="median_radial_share", label="of the median weight"),
+            replace(RADIAL_SHARE, key="radial_share_of_a_step", label="of a single step"),
         ),
         optimizers=ROWS,
         claims=(
