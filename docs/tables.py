@@ -141,6 +141,7 @@ PREMISE = {  # a result: its title, and how many digits
     "way_undone": ("way undone, %", 1),
     "way_a_step": ("way a step, %", 3),
     "radial_share": ("radial share of all ‖g‖², %", 2),
+    "radial_share_of_a_step": ("of a step's, %", 2),
 }
 
 

@@ -121,12 +121,13 @@ def dynamics(config: RunConfig, snapshots: int = 20) -> list[dict[str, Any]]:
         for i, name in enumerate(names):
             seen: dict[str, Any] = {"norm": (3 + i) * (1 + 0.5 * k / snapshots) + 0.1 * g.random()}
             seen |= {"index": i} if config.task == "cifar100" else {}
+            if config.task != "cifar100" or config.optimizer.startswith("adamo"):
+                seen["angle"] = 0.1 / (k + i)  # older records have AdamO's alone
             if config.optimizer.startswith("adamo"):
                 seen |= {
                     "gradient_norm": g.random(),
                     "eta_radial": 1e-3 * (1 + i) / k,
                     "tau": None if k == 1 else 0.3 * (i + 1) + 0.1 * g.random(),
-                    "angle": 0.1 / (k + i),
                     "radial_share_gradient": 0.1 * g.random(),
                     "radial_share_update": 0.3 / k + 0.02 * i + 0.01 * g.random(),
                     "guard": [part for part in GUARDED if g.random() < 0.15],

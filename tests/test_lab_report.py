@@ -16,6 +16,7 @@ import pytest
 import lab_fixtures as made
 from adamo_lab import claims, tables
 from adamo_lab.errors import LabError
+from adamo_lab.figures.dynamics import draw as draw_dynamics
 from adamo_lab.figures.dynamics import layers
 from adamo_lab.figures.look import canvas, power
 from adamo_lab.figures.svg import slim
@@ -382,10 +383,19 @@ def test_figures_are_written_twice(page: Path) -> None:
     expected = {
         "fig1-boundaries", "fig2-landscape", "fig2-gradient_norm", "fig4-heat-map-adamo",
         "fig4-heat-map-adamw", "table2-test_accuracy", "table2-train_loss", "table2-layer-norms",
-        "table2-layers-adamo", "language-corpus-shakespeare-valid_loss",
+        "table2-layer-angles", "table2-layers-adamo", "language-corpus-shakespeare-valid_loss",
         "yours-30-epochs-valid_loss",
     }  # fmt: skip
     assert expected <= names[0]
+
+
+def test_angles_are_drawn_side_by_side_where_others_than_adamo_have_them() -> None:
+    names = set()
+    for study in ("table1", "table2"):
+        (group,) = grouped(*made.study_records(study, seeds=(0,)))[0][study]
+        names |= {drawing.name for drawing in draw_dynamics(group, set())}
+    assert {"table1-layer-norms", "table2-layer-norms", "table2-layer-angles"} <= names
+    assert "table1-layer-angles" not in names  # as in the records of the first versions
 
 
 def test_markdown(page: Path) -> None:

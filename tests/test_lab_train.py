@@ -136,8 +136,24 @@ def test_dynamics_tell_norms_of_every_optimizer_and_more_of_adamo(tmp_path: Path
     plain = train(config(optimizer="adamw"), tmp_path / "adamw").dynamics[-1]["weights"]
     rich = train(config(optimizer="adamo"), tmp_path / "adamo").dynamics[-1]["weights"]
     assert plain.keys() == rich.keys() == {"0.weight", "2.weight", "4.weight"}
-    assert plain["0.weight"].keys() == {"index", "norm"}
+    assert plain["0.weight"].keys() == {"index", "norm", "angle"}
     assert rich["0.weight"].keys() >= {"norm", "eta_radial", "tau", "angle", "guard"}
+
+
+@pytest.mark.parametrize("task", ["toy2d", "digits"])  # one step an epoch, and many
+def test_the_angle_of_a_step_is_what_adamo_says(tmp_path: Path, task: str) -> None:
+    """Measured from the weights, for every optimizer; AdamO works it out from its sums."""
+    what = config(task, "adamo", epochs=3)
+    made = make_task(what, torch.device("cpu"), None)
+    run = Run(what, made, tmp_path)
+    epoch = run.train(made.batches(0))
+    next(epoch)
+    said = run.optimizer.diagnostics(synchronize=True)
+    for _ in epoch:
+        pass
+    assert list(run.matrices()) == [name for name in run.matrices() if said[name]["angle"] > 0]
+    for name, measured in zip(run.matrices(), run.angles, strict=True):
+        assert measured.item() == pytest.approx(said[name]["angle"], rel=1e-3)
 
 
 def test_a_watched_run_records_the_spread_of_the_gradient_norm(tmp_path: Path) -> None:

@@ -280,9 +280,9 @@ def test_frozen_unused_and_strided_parameters_have_their_own_diagnostics(tmp_pat
     comparison = compare(Partly, CONSTANT, loss_fn, **known)
     assert [r.status for r in comparison.records] == [FINISHED] * 2
     seen = comparison.records[1].dynamics[-1]["weights"]
-    assert {n: "angle" in values for n, values in seen.items()} == {
-        "frozen.weight": False, "strided": True, "unused.weight": False, "head.weight": True,
-    }  # fmt: skip
+    moved = {"frozen.weight": False, "strided": True, "unused.weight": False, "head.weight": True}
+    assert {n: "eta_radial" in values for n, values in seen.items()} == moved
+    assert {n: values["angle"] > 0 for n, values in seen.items()} == moved
 
 
 def test_a_mean_of_fewer_runs_says_so(tmp_path: Path) -> None:

@@ -71,11 +71,13 @@ class GraphRun(Run):
             if key not in self.graphs:
                 done = min(WARM_UP, steps)
                 for _ in range(done):
+                    self.approach()
                     self.indexed_step(stack, phase)
                 if done < steps:
                     self.graphs[key] = self.capture(stack, phase)
         for _ in range(done, steps):
             with torch.cuda.stream(self.stream):
+                self.approach()
                 self.graphs[key].replay()
             yield
 

@@ -75,6 +75,9 @@ class Run:
         self.gradients = torch.zeros(2, device=task.device)  # sum of ‖g‖ and ‖g‖² over its steps
         self.norms = Norms(self.model) if watches(task) == NORMS else None
         self.steps = 0
+        self.begun = False  # this epoch
+        self.before: list[Tensor] = []  # all matrices, while the first step of one is under way
+        self.angles: list[Tensor] = []  # by which that step turned them
         self.pending: dict[str, Any] = {}  # what the device has not computed yet
         self.late = False
         self.resume()
@@ -95,6 +98,7 @@ class Run:
         self.begin(phase)
         for stack in stacks:
             for batch in zip(*stack, strict=True):
+                self.approach()
                 self.step(batch, phase)
                 yield
         self.end(phase, sum(len(stack[0]) for stack in stacks))
@@ -110,8 +114,21 @@ class Run:
             for group in self.optimizer.param_groups:
                 group.update(self.config.hyper.get("late", {}))
         self.late = phase.late
+        self.begun = False
         self.total.zero_()
         self.gradients.zero_()
+
+    def approach(self) -> None:
+        """Before a step: see how far the first one of an observed epoch turns the weights."""
+        self.measure_turn()
+        if not self.begun and self.observes(self.epoch + 1):
+            self.before = [p.detach().clone() for p in self.matrices().values()]
+        self.begun = True
+
+    def measure_turn(self) -> None:
+        if self.before:
+            pairs = zip(self.before, self.matrices().values(), strict=True)
+            self.angles, self.before = [angle(*pair) for pair in pairs], []
 
     def step(self, batch: Batch, phase: Phase) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -129,6 +146,7 @@ class Run:
     @torch.no_grad()
     def end(self, phase: Phase, steps: int) -> None:
         """Queue what is due after an epoch; :meth:`collect` reads it."""
+        self.measure_turn()  # if there was only one step
         self.epoch += 1
         self.steps = steps
         if phase.swa:
@@ -137,7 +155,7 @@ class Run:
             self.pending["metrics"] = self.evaluate(self.model)
             weights = list(self.parameters())
             self.pending["weight_norm"] = torch.nn.utils.get_total_norm(weights)
-        if self.epoch % max(1, self.config.epochs // SNAPSHOTS_OF_DYNAMICS) == 0:
+        if self.observes(self.epoch):
             self.pending["dynamics"] = self.observe()
             self.snapshot()
 
@@ -205,16 +223,23 @@ class Run:
 
     # --- observation
 
+    def observes(self, epoch: int) -> bool:
+        return epoch % max(1, self.config.epochs // SNAPSHOTS_OF_DYNAMICS) == 0
+
+    def matrices(self) -> dict[str, Tensor]:
+        return {name: p for name, p in self.model.named_parameters() if p.dim() > 1}
+
     def observe(self) -> dict[str, dict[str, Any]]:
-        """Norms of all weights, and what AdamO says about its last step."""
-        named = [(n, p) for n, p in self.model.named_parameters() if p.dim() > 1]
-        norms = torch._foreach_norm([p.detach() for _, p in named])
+        """Norms of all weights, how far a step turns them, and what AdamO says about its last."""
+        named = self.matrices()
+        norms = torch._foreach_norm([p.detach() for p in named.values()])
+        columns = zip(named, norms, self.angles, strict=True)
         seen: dict[str, dict[str, Any]] = {  # the index keeps the order of the layers
-            name: {"index": i, "norm": norm}
-            for i, ((name, _), norm) in enumerate(zip(named, norms, strict=True))
+            name: {"index": i, "norm": norm, "angle": angle}
+            for i, (name, norm, angle) in enumerate(columns)
         }
         if hasattr(self.optimizer, "diagnostics"):
-            names = {id(p): name for name, p in named}
+            names = {id(p): name for name, p in named.items()}
             for key, values in diagnostics_by_id(self.optimizer).items():
                 if key in names:
                     seen[names[key]] |= values
@@ -403,6 +428,12 @@ def calibrate(model: nn.Module, task: Task) -> None:
             task.loss(model, batch, Phase())
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+
+
+def angle(a: Tensor, b: Tensor) -> Tensor:
+    """Between two tensors, in radians; by the chord, since the cosine of a small angle is 1."""
+    x, y = (z.detach().double() / z.detach().double().norm() for z in (a, b))
+    return 2 * ((x - y).norm() / 2).clamp(max=1).asin()
 
 
 def diagnostics_by_id(optimizer: Any) -> dict[int, dict[str, Any]]:

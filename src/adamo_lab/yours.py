@@ -392,6 +392,7 @@ def train(run: Run, progress: Progress | None, stop: Callable[[], bool]) -> None
         started, phase, steps = time.perf_counter(), task.phase(run.epoch), 0
         run.begin(phase)
         for batch in task.stream(run.epoch):
+            run.approach()
             run.step((batch,), phase)
             steps += 1
         if not steps:

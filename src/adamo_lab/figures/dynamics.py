@@ -1,4 +1,4 @@
-"""Inside the network, layer by layer, for one seed: norms, step sizes, curvature, guards."""
+"""Inside the network, layer by layer, for one seed: norms, angles, step sizes, guards."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ GUARDS = {  # part: what it does, a marker
     "factor": ("radial factor bounded", "^"),
     "decay": ("decay skipped", "v"),
     "update": ("update bounded", "D"),
+    "turn": ("turn bounded", "o"),
     "noise": ("gradient at rounding level", "."),
     "nonfinite": ("gradient not finite", "x"),
 }
-GUARD_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b", "#000000")
+GUARD_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#6b6b6b", "#000000")
 
 Place = Literal["lower left", "lower center", "lower right"]
 Layer = tuple[str, tuple[float, float, float, float]]  # its name and colour, in order of depth
 
 
 def draw(group: Group, seen: set[str]) -> list[Drawing]:
-    """All norms side by side, then everything AdamO says about itself.
+    """All norms side by side, all angles, then everything AdamO says about itself.
 
     ``seen`` holds the runs that an earlier study has shown, and grows.
     """
@@ -50,7 +51,10 @@ def draw(group: Group, seen: set[str]) -> list[Drawing]:
     fresh = [(line, run) for line, run in chosen if run.id not in seen]
     seen |= {run.id for _, run in fresh}
     telling = [(line, run) for line, run in fresh if reported(run, "eta_radial")]
+    turning = [(line, run) for line, run in chosen if reported(run, "angle")]
+    apart = any(not reported(run, "eta_radial") for _, run in turning)  # AdamO says its own below
     made = [norms(group, chosen)] if len(chosen) > 1 and fresh else []
+    made += [angles(group, turning)] if len(turning) > 1 and fresh and apart else []
     return [*made, *(inside(group, line, run) for line, run in telling)]
 
 
@@ -137,14 +141,33 @@ def legend_at_foot(
 
 
 def norms(group: Group, chosen: list[tuple[Line, Record]]) -> Drawing:
+    caption = f"Norm of every weight over training{seed_of(chosen)}; dark is near the input."
+    alt = f"Small multiples: the norm of every weight over epochs, one panel each {among(chosen)}"
+    return finish(side_by_side(group, chosen, "norm"), group, "layer-norms", caption, alt)
+
+
+def angles(group: Group, chosen: list[tuple[Line, Record]]) -> Drawing:
+    caption = (
+        f"How far a step turns every weight, in radians{seed_of(chosen)}; dark is near the input."
+    )
+    alt = f"Small multiples: the angle of a step over epochs, one panel each {among(chosen)}"
+    return finish(side_by_side(group, chosen, "angle"), group, "layer-angles", caption, alt)
+
+
+def among(chosen: list[tuple[Line, Record]]) -> str:
+    return f"for {listed([line.label for line, _ in chosen])}"
+
+
+def side_by_side(group: Group, chosen: list[tuple[Line, Record]], key: str) -> Figure:
+    """One panel a run, all with the same limits."""
     found = layers(chosen[0][1])
     picture, axes = panels(len(chosen), legend_rows(found), group)
     limits = [
         value for _, run in chosen for name, _ in layers(run)
-        for value in track(run, name, "norm")[1] if value > 0
+        for value in track(run, name, key)[1] if value > 0
     ]  # fmt: skip
     for i, (panel, (line, run)) in enumerate(zip(axes, chosen, strict=True)):
-        plot_layers(panel, run, "norm", log=False)
+        plot_layers(panel, run, key, log=False)
         panel.set_title(plain(line.label), fontsize=8.5)
         if limits:
             panel.set_ylim(min(limits) / 1.1, max(limits) * 1.1)
@@ -154,10 +177,7 @@ def norms(group: Group, chosen: list[tuple[Line, Record]]) -> Drawing:
             log_axis(panel, "x")
         panel.tick_params(labelleft=i % 2 == 0, labelbottom=i >= len(chosen) - 2)
     legend_at_foot(picture, *depth_legend(found))
-    caption = f"Norm of every weight over training{seed_of(chosen)}; dark is near the input."
-    labels = listed([line.label for line, _ in chosen])
-    alt = f"Small multiples: the norm of every weight over epochs, one panel each for {labels}"
-    return finish(picture, group, "layer-norms", caption, alt)
+    return picture
 
 
 def inside(group: Group, line: Line, run: Record) -> Drawing:
