@@ -17,15 +17,18 @@ from pathlib import Path
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 from tables import settled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adamo_lab.figures.look import DPI, INK, canvas, log_axis, style
+from adamo_lab.figures.look import DPI, INK, WIDTH, canvas, log_axis, style
 from adamo_lab.grids import grids
 from adamo_lab.groups import Line, differs, show
 from adamo_lab.optimizers import REGISTRY, SETTINGS
+from adamo_lab.records import Record
+from adamo_lab.tasks.cifar100 import ResNet18
 from adamo_optim import AdamO, param_groups
 
 ROOT = Path(__file__).parents[1]
@@ -248,6 +251,21 @@ def migrating_run(change: int | None, steps: int = 400) -> list[float]:
 
 # --- from records
 
+FULL_LENGTH, SWA_BEGINS = 300, 200  # epochs of CIFAR-100's protocol
+FAMILIES = {  # by their colour in a picture of all rows of Table 1
+    "Adam, AdamW": ("adam", "adamw", "adamw_tuned", "adamw_best"),
+    "AdamP": ("adamp",),
+    "the paper's AdamO, its ablations": (
+        *("adamo_paper", "adamo_isotropic", "adamo_no_projection"),
+        *("adamo_no_dimension", "adamo_no_curvature"),
+    ),
+    "AdamO": ("adamo", "adamo_rule"),
+    "AdamO, radial SGD": ("adamo_sgd", "adamo_angular"),
+}
+COLOURS = dict(
+    zip(FAMILIES, (ADAMW, "#009E73", REGISTRY["adamo_paper"].colour, ADAMO, INK), strict=True)
+)
+
 
 def about(lines: list[Line]) -> str:
     """n and commit."""
@@ -313,6 +331,69 @@ def cifar100() -> Figure:
     axes.set_xlabel(f"%   ({about(order)})")
     axes.set_title("CIFAR-100, ResNet-18: test accuracy")
     return figure
+
+
+NOISE = math.sqrt((1 - 0.9) / (1 + 0.9))  # size of Adam's quotient on pure noise, β₁ = 0.9
+
+
+def turning() -> Figure:
+    """Accuracy on CIFAR-100 over the angle of a step: at the full learning rate, and under SWA."""
+    sizes = {n: p.numel() for n, p in ResNet18(width=64).named_parameters() if p.dim() == 4}
+    tests = [
+        run for g in settled("table1") if g.full and g.usual for x in g.lines for run in x.runs
+    ]
+    trials = [run for g in settled("tuning-cifar100") for x in g.lines for run in x.runs]
+    trials = [run for run in trials if run.config.epochs == FULL_LENGTH]
+    figure, panels = canvas(1, 2, width=1.5 * WIDTH, height=3.6)
+    for runs, key, face in ((trials, "valid_accuracy", False), (tests, "test_accuracy", True)):
+        for run in runs:
+            before = [row[key] for row in run.metrics if key in row and row["epoch"] <= SWA_BEGINS]
+            after = run.result[f"swa_{key}"]
+            colour = COLOURS[family(run)]
+            for axes, epochs, accuracy in (
+                (panels[0], (20, 50), before[-1]),
+                (panels[1], (SWA_BEGINS + 10, FULL_LENGTH), after),
+            ):
+                axes.plot(
+                    angle_of(run, sizes, *epochs), 100 * accuracy, "o", markersize=6,
+                    color=colour, markerfacecolor=colour if face else "none",
+                )  # fmt: skip
+    for axes, title, where in zip(
+        panels,
+        ("accuracy before the SWA phase, %", "accuracy of the averaged weights, %"),
+        ("epochs 20 to 50", "the SWA phase"),
+        strict=True,
+    ):
+        axes.set(title=title, xlabel=f"angle of a step in {where} (rad)")
+        log_axis(axes, "x")
+    handles = [Line2D([], [], color=c, marker="o", linestyle="") for c in COLOURS.values()]
+    hollow = Line2D([], [], color=INK, marker="o", linestyle="", markerfacecolor="none")
+    figure.legend(
+        [*handles, hollow], [*FAMILIES, "held-out images (trials)"],
+        loc="outside lower center", ncols=3,
+    )  # fmt: skip
+    return figure
+
+
+def family(run: Record) -> str:
+    return next(title for title, names in FAMILIES.items() if run.config.optimizer in names)
+
+
+def angle_of(run: Record, sizes: dict[str, int], first: int, last: int) -> float:
+    """The mean over these epochs of the median convolution's angle.
+
+    Where a record has none, it is what Adam's quotient would turn if it were pure noise.
+    """
+    found = []
+    for row in run.dynamics:
+        if first < row["epoch"] <= last:
+            lr = min(run.metrics, key=lambda m: abs(m["epoch"] - row["epoch"]))["lr"]
+            weights = row["weights"]
+            found.append(statistics.median(
+                weights[n].get("angle", NOISE * lr * math.sqrt(size) / weights[n]["norm"])
+                for n, size in sizes.items()
+            ))  # fmt: skip
+    return statistics.fmean(found)
 
 
 def row_name(line: Line, lines: list[Line]) -> str:
@@ -390,6 +471,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "language": language,
     "cifar100": cifar100,
     "accuracy": accuracy,
+    "turning": turning,
     "sensitivity": sensitivity,
     "speed": speed,
 }
