@@ -23,6 +23,7 @@ from tables import settled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from adamo_lab.figures.dynamics import first_run, side_by_side
 from adamo_lab.figures.look import DPI, INK, WIDTH, canvas, log_axis, style
 from adamo_lab.grids import grids
 from adamo_lab.groups import Line, differs, show
@@ -409,6 +410,14 @@ def accuracies(line: Line) -> list[float]:
     return [100 * value for value in line.values("swa_test_accuracy") if value is not None]
 
 
+def angles() -> Figure:
+    """How far a step turns every layer of the digits' network, under AdamW and under AdamO."""
+    (group,) = [g for g in settled("fig2") if g.task == "digits"]
+    shown = [line for line in group.lines if line.optimizer in ("adamw", "adamo")]
+    chosen = [(line, run) for line in shown if (run := first_run(line))]
+    return side_by_side(group, chosen, "angle")
+
+
 def speed() -> Figure:
     """Time of one step in multiples of fused AdamW, on GPT-124M shapes."""
     bench = json.loads((ROOT / "results" / "bench" / "bench-cuda.json").read_text())
@@ -472,6 +481,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "cifar100": cifar100,
     "accuracy": accuracy,
     "turning": turning,
+    "angles": angles,
     "sensitivity": sensitivity,
     "speed": speed,
 }

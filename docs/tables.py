@@ -10,7 +10,7 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,12 @@ def group_table(
             *(facts(line, "device") for _ in mixed),
         ])  # fmt: skip
     about = [] if mixed else [f"Hardware: {devices[0]}."]
-    commits = sorted({run.environment["commit"] for run in group.runs})
-    about.append(f"{'Commits' if len(commits) > 1 else 'Commit'}: {', '.join(commits)}.")
-    return f"{table(rows)}\n{' '.join(about)}\n"
+    return f"{table(rows)}\n{' '.join([*about, commits_of(group.runs)])}\n"
+
+
+def commits_of(runs: Sequence[Record]) -> str:
+    commits = sorted({run.environment["commit"] for run in runs})
+    return f"{'Commits' if len(commits) > 1 else 'Commit'}: {', '.join(commits)}."
 
 
 SHAKESPEARE, WIKITEXT = {"corpus": "shakespeare"}, {"corpus": "wikitext2"}
@@ -154,10 +157,8 @@ def premise() -> str:
             cells = (spread(line.values(key), 100, n) for key, (_, n) in PREMISE.items())
             rows.append([name, line.entry.label, *cells, str(len(line.runs))])
             seen += line.runs
-    devices, commits = (
-        ", ".join(sorted({run.environment[key] for run in seen})) for key in ("device", "commit")
-    )
-    return f"{table(rows)}\nHardware: {devices}. Commits: {commits}.\n"
+    devices = ", ".join(sorted({run.environment["device"] for run in seen}))
+    return f"{table(rows)}\nHardware: {devices}. {commits_of(seen)}\n"
 
 
 def facts(line: Line, key: str) -> str:
