@@ -306,14 +306,14 @@ def band(axes: Axes, line: Line, key: str, factor: float = 1.0) -> None:
 def accuracy() -> Figure:
     """Test accuracy on CIFAR-100 over training, the paper's Figure 3."""
     (group,) = [g for g in settled("table1") if g.full and g.usual]
-    shown = ("adamw", "adamw_tuned", "adamp", "adamo_paper")
+    shown = ("adamw", "adamw_tuned", "adamp", "adamo_paper", "adamo_rule")
     chosen = [line for line in group.lines if line.optimizer in shown]
     figure, (axes,) = canvas(height=3.6)
     for line in chosen:
         band(axes, line, "test_accuracy", 100)
     axes.set(ylim=(50, 80), xlabel=f"epoch   ({about(chosen)})")
     axes.set_title("CIFAR-100, ResNet-18: test accuracy, %")
-    figure.legend(loc="outside lower center", ncols=4)
+    figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
