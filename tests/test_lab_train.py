@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import random
 import time
@@ -17,7 +18,7 @@ from adamo_lab.records import Record, RunConfig
 from adamo_lab.tasks import TASKS, all_options
 from adamo_lab.tasks.base import Phase
 from adamo_lab.tasks.grokking import EmbeddingMLP, OneHotMLP, grokking_epoch
-from adamo_lab.train import CHECKPOINT, Run, Stopped, make_task, train
+from adamo_lab.train import CHECKPOINT, Run, Stopped, angle, make_task, train
 from adamo_optim import AdamO
 
 KILLS = 20
@@ -154,6 +155,16 @@ def test_the_angle_of_a_step_is_what_adamo_says(tmp_path: Path, task: str) -> No
     assert list(run.matrices()) == [name for name in run.matrices() if said[name]["angle"] > 0]
     for name, measured in zip(run.matrices(), run.angles, strict=True):
         assert measured.item() == pytest.approx(said[name]["angle"], rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_angles_of_all_kinds_of_numbers(dtype: torch.dtype) -> None:
+    x = torch.tensor([[1.0, 0.0]], dtype=dtype)
+    for turn in (0.0, 0.25, math.pi / 2, math.pi):
+        y = 3 * torch.tensor([[math.cos(turn), math.sin(turn)]]).to(dtype)
+        assert angle(x, y).item() == pytest.approx(
+            turn, abs=1e-2 if dtype == torch.bfloat16 else 1e-6
+        )
 
 
 def test_a_watched_run_records_the_spread_of_the_gradient_norm(tmp_path: Path) -> None:

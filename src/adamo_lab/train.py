@@ -432,7 +432,8 @@ def calibrate(model: nn.Module, task: Task) -> None:
 
 def angle(a: Tensor, b: Tensor) -> Tensor:
     """Between two tensors, in radians; by the chord, since the cosine of a small angle is 1."""
-    x, y = (z.detach().double() / z.detach().double().norm() for z in (a, b))
+    whole = (z.detach() if z.is_complex() else z.detach().float() for z in (a, b))
+    x, y = (z / z.norm() for z in whole)
     return 2 * ((x - y).norm() / 2).clamp(max=1).asin()
 
 
