@@ -346,7 +346,8 @@ def turning() -> Figure:
     trials = [run for g in settled("tuning-cifar100") for x in g.lines for run in x.runs]
     trials = [run for run in trials if run.config.epochs == FULL_LENGTH]
     figure, panels = canvas(1, 2, width=1.5 * WIDTH, height=3.6)
-    for runs, key, face in ((trials, "valid_accuracy", False), (tests, "test_accuracy", True)):
+    drawn = set()  # runs that are the same until the SWA phase are one dot
+    for runs, key, is_test in ((trials, "valid_accuracy", False), (tests, "test_accuracy", True)):
         for run in runs:
             before = [row[key] for row in run.metrics if key in row and row["epoch"] <= SWA_BEGINS]
             after = run.result[f"swa_{key}"]
@@ -355,10 +356,11 @@ def turning() -> Figure:
                 (panels[0], (20, 50), before[-1]),
                 (panels[1], (SWA_BEGINS + 10, FULL_LENGTH), after),
             ):
-                axes.plot(
-                    angle_of(run, sizes, *epochs), 100 * accuracy, "o", markersize=6,
-                    color=colour, markerfacecolor=colour if face else "none",
-                )  # fmt: skip
+                dot = axes, angle_of(run, sizes, *epochs), 100 * accuracy
+                if dot not in drawn:
+                    face = colour if is_test else "none"
+                    axes.plot(*dot[1:], "o", markersize=6, color=colour, markerfacecolor=face)
+                drawn.add(dot)
     for axes, title, where in zip(
         panels,
         ("accuracy before the SWA phase, %", "accuracy of the averaged weights, %"),

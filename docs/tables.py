@@ -122,8 +122,8 @@ def translation() -> str:
         cells = [spread(lines[row].values(key), *reads) for row in pair]
         hyper = SETTINGS[task][pair[0]]
         asked = f"{hyper['lr']}, {hyper['weight_decay']}"
-        counts = {len(lines[row].runs) for row in pair}
-        rows.append([title, *cells, asked, " and ".join(map(str, sorted(counts)))])
+        counts = dict.fromkeys(str(len(lines[row].runs)) for row in pair)
+        rows.append([title, *cells, asked, " and ".join(counts)])
     return table(rows)
 
 

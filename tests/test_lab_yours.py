@@ -285,6 +285,21 @@ def test_frozen_unused_and_strided_parameters_have_their_own_diagnostics(tmp_pat
     assert {n: values["angle"] > 0 for n, values in seen.items()} == moved
 
 
+def test_a_model_without_a_matrix(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.factors).sum(1, keepdim=True)
+
+    known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path}
+    comparison = compare(Scaled, CONSTANT, loss_fn, **known)
+    assert [r.status for r in comparison.records] == [FINISHED] * 2
+    assert comparison.records[0].dynamics == [{"epoch": 1, "weights": {}}]
+
+
 def test_a_mean_of_fewer_runs_says_so(tmp_path: Path) -> None:
     hyper = {"sgd": {"lr": 1e-3}}
     comparison = run(tmp_path, optimizers=("sgd",), hyper=hyper, seeds=(0, 1, 2))

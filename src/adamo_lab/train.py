@@ -39,7 +39,6 @@ LOGGED = (
     "gradient_norm",
     "eta_radial",
     "tau",
-    "angle",
     "radial_share_gradient",
     "radial_share_update",
 )
@@ -232,7 +231,7 @@ class Run:
     def observe(self) -> dict[str, dict[str, Any]]:
         """Norms of all weights, how far a step turns them, and what AdamO says about its last."""
         named = self.matrices()
-        norms = torch._foreach_norm([p.detach() for p in named.values()])
+        norms = [torch.linalg.vector_norm(p.detach()) for p in named.values()]
         columns = zip(named, norms, self.angles, strict=True)
         seen: dict[str, dict[str, Any]] = {  # the index keeps the order of the layers
             name: {"index": i, "norm": norm, "angle": angle}

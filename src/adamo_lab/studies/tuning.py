@@ -75,7 +75,7 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
     *((FULL, "adamw_tuned", trial) for trial in swept(MATRICES, None, 3e-4, 1e-3)),
     *((FULL, "adamo", trial) for trial in swept({**TURNING, **SHARED}, 3e-4, 6e-4, 1e-3)),
     *((FULL, "adamo", trial) for trial in swept({**TURNING, **SHARED, **GAINS}, 3e-4, 6e-4, 1e-3)),
-    # With the length the best swa_lr falls: lower ones. And so does the best angle.
+    # with the length the best swa_lr falls: lower ones, and with them a slower turn
     *((FULL, "adamw_tuned", trial) for trial in swept(ADAMW, 5e-5, 1.5e-4, 2e-4)),
     *((FULL, "adamw_tuned", trial) for trial in swept(MATRICES, 5e-5, 1.5e-4, 2e-4)),
     *((FULL, "adamo", trial) for trial in swept({**TURNING, **SHARED}, 1e-4, 1.5e-4, 2e-4)),
