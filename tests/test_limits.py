@@ -169,6 +169,20 @@ def test_low_dim_scale_shrinks_the_step(foreach: bool) -> None:
     torch.testing.assert_close((b - start) * 4, a - start)
 
 
+@pytest.mark.parametrize("foreach", BACKENDS)
+def test_with_decay_low_dimensional_parameters_follow_adamw(foreach: bool) -> None:
+    """Those that start at zero, too."""
+    ours, theirs = ([*blocks((8,), (3,)), nn.Parameter(torch.zeros(5))] for _ in range(2))
+    adamo = AdamO(ours, lr=0.01, low_dim_decay=0.4, weight_decay=7.0, foreach=foreach)
+    adamw = torch.optim.AdamW(theirs, lr=0.01, weight_decay=0.4)
+    for step in range(5):
+        for parameters, optimizer in ((ours, adamo), (theirs, adamw)):
+            give_gradients(parameters, step)
+            optimizer.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def without_radial(**options: Any) -> dict[str, Any]:
     return {"weight_decay": 0.0, "radial_lr": 0.0, "curvature_target": None, **options}
 

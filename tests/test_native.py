@@ -194,7 +194,7 @@ def random_law(count: int) -> tuple[Options, Traits, Memory, Sums, Tensor, Tenso
         *(sometimes(torch.nan, uniform(0, 3), 0.5), uniform(0, 1)),
         *(flag(0.7), 1 - 2 * flag(0.3)),
         *(sometimes(0.0, sometimes(torch.nan, uniform(0, 1), 0.4), 0.3), flag()),
-        *(sometimes(0.5, flag()),),
+        *(sometimes(0.5, flag()), sometimes(0.0, uniform(0, 30))),
     )
     traits = Traits(
         *(flag(0.2), flag(0.2), uniform(0.01, 1), uniform(0, 1e-3), uniform(0, 1e-9)),

@@ -306,6 +306,7 @@ def test_every_number_may_be_a_tensor(foreach: bool) -> None:
         "curvature_target": 2.0,
         "curvature_beta": 0.6,
         "low_dim_scale": 0.5,
+        "low_dim_decay": 0.2,
         "delta": 0.3,
         "wd_ratio": 0.5,
         "angular_rms": 0.05,
@@ -345,7 +346,7 @@ def test_a_step_with_zero_gradients_and_no_decay_changes_nothing(case: Optimizer
     params = [p.clone().requires_grad_() for p in start]
     if case.kwargs["differentiable"]:
         params = [p.clone() for p in params]  # not leaves: a differentiable step writes into them
-    optimizer = build(params, case, weight_decay=0.0)
+    optimizer = build(params, case, weight_decay=0.0, low_dim_decay=0.0)
     for _ in range(2):
         set_gradients(params, [torch.zeros_like(p) for p in params])
         optimizer.step()

@@ -148,6 +148,7 @@ OPTIONS: dict[str, tuple[tuple[Tensor, ...], Callable[..., dict[str, Any]]]] = {
     ),
     "radial_lr_ratio": ((leaf(20.0),), lambda ratio: {"radial_lr_ratio": ratio}),
     "low_dim_scale": ((leaf(0.4),), lambda scale: {"low_dim_scale": scale}),
+    "low_dim_decay": ((leaf(0.3),), lambda decay: {"low_dim_decay": decay}),
     "wd_ratio": ((leaf(0.5),), lambda ratio: {"wd_ratio": ratio}),
     "angular_rms": (
         (leaf(0.3),),
@@ -184,7 +185,7 @@ OPTIONS: dict[str, tuple[tuple[Tensor, ...], Callable[..., dict[str, Any]]]] = {
         *((name, "general") for name in OPTIONS),
         *((name, "scale_invariant") for name in ("lr", "weight_decay", "wd_ratio", "equilibrium")),
         *((name, "scale_invariant") for name in ("second_moment", "second_moment-sgd")),
-        *((name, "low_dim") for name in ("lr", "betas", "eps", "low_dim_scale")),
+        *((name, "low_dim") for name in ("lr", "betas", "eps", "low_dim_scale", "low_dim_decay")),
     ],
 )
 @pytest.mark.filterwarnings("ignore:weight_decay=.*of every weight:UserWarning")

@@ -59,6 +59,7 @@ class Options(NamedTuple):
     angular_rms: Tensor  # NaN: ‖w₀‖ says what angle a step is; 0: the norm of AdamW's equilibrium
     radial_adam: Tensor  # moments of the whole gradient, radial part of Adam's quotient
     second_moment: Tensor  # of the block, in place of the entries'. As for angular: 1, 0.5
+    low_dim_decay: Tensor
 
 
 class Traits(NamedTuple):
@@ -287,7 +288,10 @@ def after(
     a1 = torch.where(angular, factor * (1 + k * along) / stretch, factor + o.lr * along) - 1
     b = torch.where(angular, factor * k / stretch, o.lr)
 
-    a1 = torch.where(radial, a1, zero)
+    # low-dimensional: Adam or, with decay, AdamW
+    shrinks = o.lr * o.low_dim_decay
+    shrinks = torch.where(guard, shrinks.clamp(max=1 - low), shrinks)
+    a1 = torch.where(radial, a1, torch.where(first.live, -shrinks, zero))
     b = torch.where(radial, b, torch.where(first.live, o.low_dim_scale * o.lr, zero))
     # m^ρ projected on w⁺: it loses the cosine of the turn. The length, not ⟨m^ρ,w⟩, is the state,
     # because it does not notice when rounding or somebody else rescales w after this.

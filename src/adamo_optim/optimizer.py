@@ -112,9 +112,11 @@ class AdamO(Optimizer):
         low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
             numel < d_th; ``None`` = none.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
+        low_dim_decay: λ of low-dimensional parameters, which then follow AdamW: w shrinks by
+            lr·``low_dim_decay`` a step. Not multiplied by 1.5 coming from AdamW.
         delta: AdamP's online test: a block with \|cos(g, w)\| < delta/√numel takes no radial step.
         wd_ratio: multiplies λ wherever the scale-invariant rule is active, declared or by the test.
-        guard: bounds η_ρ,t/η_ρ to [0.1, 10], a step's radial factor to [0.5, 2] and the root mean
+        guard: bounds η_ρ,t/η_ρ to [0.1, 10], a step's factor on w to [0.5, 2] and the root mean
             square of m̂/(√v̂ + ε) to 100, counts ``lr/angular_rms`` as 0.1 at most, skips decay
             while ‖w‖ < 0.1·‖w₀‖, takes tangential gradients at rounding level as 0
             (``radial="sgd"``), and leaves a block untouched when gradient or norm is not finite.
@@ -163,6 +165,7 @@ class AdamO(Optimizer):
         second_moment: str = "entry",
         low_dim: int | str | None = "auto",
         low_dim_scale: float = 1.0,
+        low_dim_decay: float = 0.0,
         delta: float | None = None,
         wd_ratio: float = 1.0,
         guard: bool = True,

@@ -36,6 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "second_moment": "entry",
     "low_dim": "auto",
     "low_dim_scale": 1.0,
+    "low_dim_decay": 0.0,
     "delta": None,
     "wd_ratio": 1.0,
     "guard": True,
@@ -93,6 +94,7 @@ RANGES: dict[str, tuple[float, bool, float, bool]] = {
     "curvature_target": (0.0, False, math.inf, False),
     "curvature_beta": (0.0, True, 1.0, False),
     "low_dim_scale": (0.0, False, 1.0, True),
+    "low_dim_decay": (0.0, True, math.inf, False),
     "delta": (0.0, False, math.inf, False),
     "angular_rms": (0.0, False, math.inf, False),
     "wd_ratio": (0.0, True, math.inf, False),
@@ -311,6 +313,7 @@ def as_numbers(group: dict[str, Any]) -> Iterator[float | Tensor]:
     yield 0.0 if isinstance(rms, str) else _or_nan(rms)
     yield float(group["radial"] == "adam")
     yield {"entry": 0.0, "auto": 0.5, "block": 1.0}[group["second_moment"]]
+    yield group["low_dim_decay"]
 
 
 def _or_nan(value: float | Tensor | None) -> float | Tensor:

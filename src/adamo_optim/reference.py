@@ -138,14 +138,16 @@ def reference_step(
     m, v = state["m_tangential"], state["v_tangential"]
     floor = geometry.smallest_eps(p)
 
-    # LowDim(w): Adam, no decay
+    # LowDim(w): Adam and, unlike the paper's, decay where asked for
     if rule == "low_dim":
         m = beta1 * m + (1 - beta1) * sign * g
         v = beta2 * v + (1 - beta2) * g * g
         state.update(m_tangential=m, v_tangential=v)
         u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
         u = _bounded(u) if guard else u
-        return _like(p, w - options["low_dim_scale"] * lr * u, options, t, seed)
+        factor = 1 - lr * float(options["low_dim_decay"])
+        factor = max(factor, 0.5) if guard else factor
+        return _like(p, factor * w - options["low_dim_scale"] * lr * u, options, t, seed)
 
     # A weight that turns and is declared scale-invariant: its norm sets neither the output nor the
     # angle, and is left alone.

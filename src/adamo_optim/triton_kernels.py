@@ -36,7 +36,7 @@ ROWS = len(First._fields + Second._fields + Sums._fields) + 4
     O_LR, O_BETA1, O_BETA2, O_EPS, O_WEIGHT_DECAY, O_RADIAL_LR_RATIO, O_RADIAL_LR, O_RADIAL_BETA,
     O_CURVATURE_AUTO, O_CURVATURE_TARGET, O_CURVATURE_BETA, O_DECAY_TANGENTIAL, O_ANGULAR,
     O_LOW_DIM_SCALE, O_DELTA, O_WD_RATIO, O_GUARD, O_SIGN, O_ANGULAR_RMS, O_RADIAL_ADAM,
-    O_SECOND_MOMENT,
+    O_SECOND_MOMENT, O_LOW_DIM_DECAY,
 ) = map(tl.constexpr, range(len(Options._fields)))  # fmt: skip
 
 # rows of `traits`, in the order of control.Traits
@@ -49,6 +49,7 @@ ROWS = len(First._fields + Second._fields + Sums._fields) + 4
 REFERENCE_BETA = tl.constexpr(control.REFERENCE_BETA)
 SCALE_LOW, SCALE_HIGH = map(tl.constexpr, control.SCALE_BOUNDS)
 FACTOR_LOW, FACTOR_HIGH = map(tl.constexpr, control.FACTOR_BOUNDS)
+MOST_DECAY = tl.constexpr(1 - control.FACTOR_BOUNDS[0])
 NORM_FLOOR = tl.constexpr(control.NORM_FLOOR)
 UPDATE_BOUND = tl.constexpr(control.UPDATE_BOUND)
 TURN_BOUND = tl.constexpr(control.TURN_BOUND)
@@ -566,6 +567,7 @@ def law_after(
     decay_tangential = tl.load(o + O_DECAY_TANGENTIAL * blocks) > 0
     angular = tl.load(o + O_ANGULAR * blocks)  # 1: every block, 0.5: those declared scale-invariant
     low_dim_scale = tl.load(o + O_LOW_DIM_SCALE * blocks)
+    low_dim_decay = tl.load(o + O_LOW_DIM_DECAY * blocks)
     wd_ratio = tl.load(o + O_WD_RATIO * blocks)
     guard = tl.load(o + O_GUARD * blocks) > 0
     angular_rms = tl.load(o + O_ANGULAR_RMS * blocks)
@@ -629,7 +631,9 @@ def law_after(
     stretch = tl.sqrt(1 + k * k * across / ww)
     a1 = tl.where(angular, factor * (1 + k * along) / stretch, factor + lr * along) - 1
     b = tl.where(angular, factor * k / stretch, lr)
-    a1 = tl.where(radial, a1, 0.0)
+    shrinks = lr * low_dim_decay
+    shrinks = tl.where(guard, clamp(shrinks, 0.0, MOST_DECAY), shrinks)
+    a1 = tl.where(radial, a1, tl.where(live, -shrinks, 0.0))
     b = tl.where(radial, b, tl.where(live, low_dim_scale * lr, 0.0))
 
     # m^ρ projected on w⁺ loses the cosine of the turn

@@ -25,7 +25,7 @@ typedef struct {
     double lr, beta1, beta2, eps, weight_decay, radial_lr_ratio, radial_lr, radial_beta;
     double curvature_auto, curvature_target, curvature_beta, decay_tangential, angular;
     double low_dim_scale, delta, wd_ratio, guard, sign, angular_rms, radial_adam;
-    double second_moment;
+    double second_moment, low_dim_decay;
 } Options;
 
 typedef struct {
@@ -216,7 +216,10 @@ static void after(const Options *o, const Traits *traits, Memory *memory, Row *r
     row->guarded_turn = guard && radial && angular && unit < smallest;
     const double k = o->lr * norm / (row->guarded_turn ? smallest : unit);
     const double stretch = sqrt(1 + k * k * across / ww);
-    double a1 = 0, b = row->live ? o->low_dim_scale * o->lr : 0;
+    /* low-dimensional: Adam or, with decay, AdamW */
+    const double shrinks = o->lr * o->low_dim_decay;
+    double a1 = row->live ? -(guard && shrinks > 1 - FACTOR_LOW ? 1 - FACTOR_LOW : shrinks) : 0;
+    double b = row->live ? o->low_dim_scale * o->lr : 0;
     if (radial && angular) {
         a1 = factor * (1 + k * along) / stretch - 1;
         b = factor * k / stretch;
