@@ -209,7 +209,8 @@ class AdamO(Optimizer):
         """Continue a running ``torch.optim.AdamW`` or ``Adam``.
 
         Groups, defaults, step counts and moments are taken over, and the weight decay is
-        translated (times 1.5 with the default options); low-dimensional parameters no longer decay.
+        translated (times 1.5 with the default options); low-dimensional parameters no longer decay,
+        unless ``low_dim_decay`` says so.
         The old optimizer is left untouched.
 
         Args:
