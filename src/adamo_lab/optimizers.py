@@ -43,6 +43,7 @@ REGISTRY: dict[str, Entry] = {
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
     "adamo_best": Entry("AdamO, best trial", "#D55E00", "-.", "adamo"),
     "adamo_constant": Entry("AdamO, no curvature", "#CC79A7", "-", "adamo"),
+    "adamo_vectors": Entry("AdamO, decay of vectors", "#009E73", "--", "adamo"),
     "adamo_rule": Entry("AdamO, by the rule", "#D55E00", "--", "adamo"),
     "adamo_sgd": Entry("AdamO, radial SGD", "#000000", "-", "adamo"),
     "adamo_no_decay": Entry("AdamO, radial SGD, no decay", "#E69F00", "--", "adamo"),
