@@ -320,7 +320,7 @@ FINAL_TEXT = Study(
             "valid_loss", "adamo_rule", "<", "adamo_constant", source="ours, not the paper's",
         ),
         Claim(
-            "AdamO's best trial has a lower loss than with AdamW's decay of biases and norm layers.",
+            "AdamO's best trial has a lower loss than with decay of biases and norm layers.",
             "valid_loss", "adamo", "<", "adamo_vectors", source="ours, not the paper's",
         ),
     ),
