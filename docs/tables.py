@@ -167,7 +167,7 @@ def facts(line: Line, key: str) -> str:
 
 ALWAYS = ("lr", "weight_decay")
 NOTED = ("radial_lr", "radial_lr_ratio", "curvature_target", "swa_lr", "decay_vectors")
-NOTED += ("second_moment", "low_dim", "tangential", "angular_rms")
+NOTED += ("second_moment", "low_dim", "low_dim_decay", "tangential", "angular_rms")
 PLAIN = {"tangential": "additive"}  # all that models without scale-invariant weights know
 
 
