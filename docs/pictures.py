@@ -29,7 +29,7 @@ from adamo_lab.grids import grids
 from adamo_lab.groups import Line, differs, show
 from adamo_lab.optimizers import REGISTRY, SETTINGS
 from adamo_lab.records import Record
-from adamo_lab.tasks.cifar100 import ResNet18
+from adamo_lab.tasks.cifar100 import FULL, LATE, ResNet18
 from adamo_optim import AdamO, param_groups
 
 ROOT = Path(__file__).parents[1]
@@ -252,20 +252,17 @@ def migrating_run(change: int | None, steps: int = 400) -> list[float]:
 
 # --- from records
 
-FULL_LENGTH, SWA_BEGINS = 300, 200  # epochs of CIFAR-100's protocol
-FAMILIES = {  # by their colour in a picture of all rows of Table 1
-    "Adam, AdamW": ("adam", "adamw", "adamw_tuned", "adamw_best"),
+FAMILIES = {  # in a picture of all rows of Table 1; the last one lends its colour
+    "Adam, AdamW": ("adam", "adamw_tuned", "adamw_best", "adamw"),
     "AdamP": ("adamp",),
     "the paper's AdamO, its ablations": (
-        *("adamo_paper", "adamo_isotropic", "adamo_no_projection"),
-        *("adamo_no_dimension", "adamo_no_curvature"),
+        *("adamo_isotropic", "adamo_no_projection", "adamo_no_dimension"),
+        *("adamo_no_curvature", "adamo_paper"),
     ),
     "AdamO": ("adamo", "adamo_rule"),
-    "AdamO, radial SGD": ("adamo_sgd", "adamo_angular"),
+    "AdamO, radial SGD": ("adamo_angular", "adamo_sgd"),
 }
-COLOURS = dict(
-    zip(FAMILIES, (ADAMW, "#009E73", REGISTRY["adamo_paper"].colour, ADAMO, INK), strict=True)
-)
+COLOURS = {title: REGISTRY[names[-1]].colour for title, names in FAMILIES.items()}
 
 
 def about(lines: list[Line]) -> str:
@@ -344,17 +341,17 @@ def turning() -> Figure:
         run for g in settled("table1") if g.full and g.usual for x in g.lines for run in x.runs
     ]
     trials = [run for g in settled("tuning-cifar100") for x in g.lines for run in x.runs]
-    trials = [run for run in trials if run.config.epochs == FULL_LENGTH]
+    trials = [run for run in trials if run.config.epochs == FULL]
     figure, panels = canvas(1, 2, width=1.5 * WIDTH, height=3.6)
     drawn = set()  # runs that are the same until the SWA phase are one dot
     for runs, key, is_test in ((trials, "valid_accuracy", False), (tests, "test_accuracy", True)):
         for run in runs:
-            before = [row[key] for row in run.metrics if key in row and row["epoch"] <= SWA_BEGINS]
+            before = [row[key] for row in run.metrics if key in row and row["epoch"] <= LATE]
             after = run.result[f"swa_{key}"]
             colour = COLOURS[family(run)]
             for axes, epochs, accuracy in (
                 (panels[0], (20, 50), before[-1]),
-                (panels[1], (SWA_BEGINS + 10, FULL_LENGTH), after),
+                (panels[1], (LATE + 10, FULL), after),
             ):
                 dot = axes, angle_of(run, sizes, *epochs), 100 * accuracy
                 if dot not in drawn:
