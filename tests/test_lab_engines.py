@@ -393,8 +393,11 @@ def test_a_run_whose_trunk_diverged_is_trained_on_its_own(
 def test_side_by_side_on_a_gpu(tmp_path: Path) -> None:
     """Captured, compiled and interleaved: the same numbers as one after another, to rounding."""
     names = ("adam", "adamw", "adamp", "sgd", "adamo", "adamo_paper")
+    # TF32's rounding, 3e-4, moves SGD's test accuracy by 5 points at its own lr of 0.1, which is
+    # too coarse to compare with; at 0.01, and under the others at theirs, by 1 point at most.
+    changes = {"sgd": {"lr": 0.01}}
     chosen = [
-        RunConfig("digits", name, seed, 2, settings("digits", name), {})
+        RunConfig("digits", name, seed, 2, settings("digits", name, changes.get(name)), {})
         for seed in (0, 1)
         for name in names
     ]
@@ -405,7 +408,7 @@ def test_side_by_side_on_a_gpu(tmp_path: Path) -> None:
     run_all(chosen, alone, "serial")
     for config in chosen:
         a, b = load(together.folder(config)), load(alone.folder(config))
-        assert a.result["train_loss"] == pytest.approx(b.result["train_loss"], rel=0.05)
+        assert a.result["train_loss"] == pytest.approx(b.result["train_loss"], rel=0.01)
         assert a.result["test_accuracy"] == pytest.approx(b.result["test_accuracy"], abs=0.02)
         ours, theirs = (record.dynamics[-1]["weights"] for record in (a, b))
         for name, seen in ours.items():  # of a replayed step
