@@ -136,6 +136,12 @@ FINAL_TEXT_TRIALS = (
     ("adamo_constant", {**RULE_ON_TEXT, "curvature_target": None}),
 )
 
+# The best trials on WikiText-2, where the same two dozen have run.
+FINAL_WORDS_TRIALS = (
+    ("adamw_best", adamw(2e-3, 0.1)[1]),
+    ("adamo_best", adamo_on_text(2e-3, 4.0)[1]),
+)
+
 
 def vision(request: Request) -> list[RunConfig]:
     return [
@@ -187,6 +193,11 @@ def text(request: Request) -> list[RunConfig]:
 def final_text(request: Request) -> list[RunConfig]:
     """The best trial of each, and not on the seed of the trials."""
     return runs_of(FINAL_TEXT_TRIALS, "language", TEXT_EPOCHS, fresh(request))
+
+
+def final_words(request: Request) -> list[RunConfig]:
+    words = replace(fresh(request), options={**request.options, "corpus": "wikitext2"})
+    return runs_of(FINAL_WORDS_TRIALS, "language", TEXT_EPOCHS, words)
 
 
 def runs_of(
@@ -326,4 +337,22 @@ FINAL_TEXT = Study(
     ),
     seeds=8,
     example="adamo-lab study final-language --data-dir ~/data",
+)  # fmt: skip
+
+FINAL_WORDS = Study(
+    name="final-wikitext2",
+    title="WikiText-2, tuned",
+    about="The best trials of AdamW and of AdamO on WikiText-2, on seeds no trial has seen.",
+    kind="table",
+    runs=final_words,
+    metrics=(LOSS,),
+    optimizers=("adamw_best", "adamo_best"),
+    claims=(
+        Claim(
+            "With the best of their trials on words, AdamO has a lower loss than AdamW.",
+            "valid_loss", "adamo_best", "<", "adamw_best", source="ours, not the paper's",
+        ),
+    ),
+    seeds=6,
+    example="adamo-lab study final-wikitext2 --data-dir ~/data",
 )  # fmt: skip
