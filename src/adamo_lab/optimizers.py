@@ -123,6 +123,7 @@ GROKKING: dict[str, Hyper] = {
     "adamp": {"lr": 1e-3, "weight_decay": 1.0, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
     "adamo": {**OURS, "lr": 1e-3, "weight_decay": 1.5},
+    "adamo_vectors": {**OURS, "lr": 1e-3, "weight_decay": 1.5, "low_dim_decay": 1.0},
     "adamo_sgd": {**RADIAL_SGD, "lr": 1e-3},
     "adamo_no_decay": {**RADIAL_SGD, "lr": 1e-3, "weight_decay": 0.0},
     "adamo_angular": {**RADIAL_SGD, "lr": 1e-3, "tangential": "angular"},

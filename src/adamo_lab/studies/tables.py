@@ -19,7 +19,7 @@ TABLE1_ROWS = (
     "adamo",
     "adamo_rule",
 )
-TABLE2_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo_sgd", "adamo")
+TABLE2_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo_sgd", "adamo", "adamo_vectors")
 TABLE3_ROWS = ("adamw", "adamo_isotropic", "adamo_sgd")
 LANGUAGE_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo_sgd", "adamo")
 
@@ -168,6 +168,10 @@ TABLE2 = Study(
         Claim(
             "AdamO with our defaults groks earlier than AdamW.",
             "grokking_epoch", "adamo", "<", "adamw", source="ours, not the paper's",
+        ),
+        Claim(
+            "So does AdamO with AdamW's decay of biases.",
+            "grokking_epoch", "adamo_vectors", "<", "adamw", source="ours, not the paper's",
         ),
         Claim(
             "AdamO with radial SGD and safe numbers groks earlier than AdamW.",
