@@ -305,10 +305,12 @@ def accuracy() -> Figure:
     (group,) = [g for g in settled("table1") if g.full and g.usual]
     shown = ("adamw", "adamw_tuned", "adamp", "adamo_paper", "adamo_rule")
     chosen = [line for line in group.lines if line.optimizer in shown]
-    figure, (axes,) = canvas(height=3.6)
+    figure, (axes,) = canvas(height=4.4)
     for line in chosen:
         band(axes, line, "test_accuracy", 100)
-    axes.set(ylim=(50, 80), xlabel=f"epoch   ({about(chosen)})")
+        end = statistics.fmean(accuracies(line))
+        axes.plot(FULL + 12, end, "D", color=line.entry.colour, markersize=5)
+    axes.set(ylim=(60, 80), xlabel=f"epoch   ({about(chosen)})")
     axes.set_title("CIFAR-100, ResNet-18: test accuracy, %")
     figure.legend(loc="outside lower center", ncols=3)
     return figure

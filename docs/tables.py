@@ -44,12 +44,17 @@ def settled(name: str) -> list[Group]:
     return groups(sorted(records(name), key=lambda r: r.id), STUDIES[name])
 
 
-def study(name: str, columns: dict[str, tuple[str, float, int]]) -> str:
+def study(
+    name: str,
+    columns: dict[str, tuple[str, float, int]],
+    options: Mapping[str, Any] | None = None,
+) -> str:
     """Mean ± standard deviation of some results, each with the paper's value where it prints any.
 
-    Columns are {result: (title, factor, digits)}. Groups of runs have a table each.
+    Columns are {result: (title, factor, digits)}. Groups of runs have a table each; with options
+    of the task, those that have them.
     """
-    found = settled(name)
+    found = [g for g in settled(name) if (options or {}).items() <= g.options.items()]
     tables = [group_table(group, columns, STUDIES[name].paper) for group in found]
     if len(found) == 1:
         return tables[0]
@@ -87,11 +92,13 @@ def group_table(
 
 
 def commits_of(runs: Sequence[Record]) -> str:
-    commits = sorted({run.environment["commit"] for run in runs})
+    commits = sorted({run.environment["commit"].replace(", with", " with") for run in runs})
     return f"{'Commits' if len(commits) > 1 else 'Commit'}: {', '.join(commits)}."
 
 
 SHAKESPEARE, WIKITEXT = {"corpus": "shakespeare"}, {"corpus": "wikitext2"}
+TRIAL_LOSS = {"valid_loss": ("validation loss", 1, 3)}
+FINAL_LOSS = {"valid_loss": ("validation loss", 1, 4)}
 
 SUMS, TEXT = ("grokking_epoch", 1, 0), ("valid_loss", 1, 3)
 VISION = ("swa_test_accuracy", 100, 2)
@@ -168,6 +175,7 @@ def facts(line: Line, key: str) -> str:
 ALWAYS = ("lr", "weight_decay")
 NOTED = ("radial_lr", "radial_lr_ratio", "curvature_target", "swa_lr", "decay_vectors")
 NOTED += ("second_moment", "low_dim", "low_dim_decay", "tangential", "angular_rms")
+NOTED += ("decay_lr", "late")
 PLAIN = {"tangential": "additive"}  # all that models without scale-invariant weights know
 
 
@@ -183,7 +191,14 @@ def settings(line: Line, group: Group) -> str:
 
     keys = [k for k in dict.fromkeys((*ALWAYS, *NOTED, *line.hyper)) if k in line.hyper]
     space = "\N{NO-BREAK SPACE}"
-    return ", ".join(f"{k}{space}{line.hyper[k]}" for k in keys if told(k, line.hyper[k]))
+    return ", ".join(f"{k}{space}{show(line.hyper[k])}" for k in keys if told(k, line.hyper[k]))
+
+
+def show(value: Any) -> str:
+    """A dictionary is what the protocol sets from epoch 200 on."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    return f"({', '.join(f'{k} {v}' for k, v in value.items())})"
 
 
 def spread(values: list[float | None], factor: float, digits: int) -> str:
@@ -270,8 +285,10 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "tuning-grokking": lambda: study("tuning-grokking", GROKKING),
     "final-grokking": lambda: study("final-grokking", GROKKING),
-    "tuning-language": lambda: study("tuning-language", {"valid_loss": ("validation loss", 1, 3)}),
-    "final-language": lambda: study("final-language", {"valid_loss": ("validation loss", 1, 4)}),
+    "tuning-language": lambda: study("tuning-language", TRIAL_LOSS, SHAKESPEARE),
+    "tuning-wikitext2": lambda: study("tuning-language", TRIAL_LOSS, WIKITEXT),
+    "final-language": lambda: study("final-language", FINAL_LOSS),
+    "final-wikitext2": lambda: study("final-wikitext2", FINAL_LOSS),
     "premise": premise,
     "fig4-digits": lambda: sensitivity("fig4-digits"),
     "fig4-digits-cosine": lambda: sensitivity("fig4-digits-cosine"),

@@ -56,6 +56,34 @@ def test_diagnostics_stay_on_the_device_until_asked() -> None:
     assert all(isinstance(value, float) for value in flat.values())
 
 
+def test_reading_diagnostics_changes_nothing() -> None:
+    p, late = nn.Parameter(torch.randn(6, 5)), nn.Parameter(torch.randn(3, 2))
+    optimizer = AdamO([("w", p)])
+    p.grad = torch.randn_like(p)
+    optimizer.step()
+    found = flatten_diagnostics(optimizer.diagnostics())
+    optimizer.param_groups[0]["curvature_target"] = None
+    assert flatten_diagnostics(optimizer.diagnostics()) == pytest.approx(found, nan_ok=True)
+    assert "previous_grad" in optimizer.state[p]  # until the next step
+    optimizer.add_param_group({"params": [("late", late)]})
+    assert flatten_diagnostics(optimizer.diagnostics()) == pytest.approx(found, nan_ok=True)
+
+
+def test_diagnostics_of_several_backends_are_of_the_last_step() -> None:
+    first, second = nn.Parameter(torch.randn(6, 5)), nn.Parameter(torch.randn(3, 2))
+    optimizer = AdamO(
+        [
+            {"params": [("first", first)], "foreach": True},
+            {"params": [("second", second)], "foreach": False},
+        ]
+    )
+    for p in (first, second):
+        p.grad = torch.randn_like(p)
+        optimizer.step()
+        p.grad = None
+    assert list(optimizer.diagnostics()) == ["second"]
+
+
 def test_the_online_test_shows_up() -> None:
     p = nn.Parameter(torch.randn(6, 5))
     optimizer = AdamO([("w", p)], delta=0.1)

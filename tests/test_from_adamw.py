@@ -81,6 +81,15 @@ def test_the_old_optimizer_is_left_alone() -> None:
     assert "radial_lr_ratio" not in old.param_groups[0]
 
 
+def test_a_tensor_as_learning_rate_is_not_shared_with_the_old_optimizer() -> None:
+    old = torch.optim.AdamW(nn.Linear(3, 2).parameters(), lr=torch.tensor(1e-3))
+    scheduler = torch.optim.lr_scheduler.StepLR(old, 1, gamma=0.5)
+    new = AdamO.from_adamw(old, scheduler=scheduler)
+    new.step()
+    scheduler.step()
+    assert [float(o.param_groups[0]["lr"]) for o in (old, new)] == pytest.approx([1e-3, 5e-4])
+
+
 @pytest.mark.parametrize(
     ("options", "decay"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -186,7 +188,7 @@ def test_the_literal_paper_flips_signs_and_the_guard_does_not() -> None:
 
 @BACKENDS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (64, 33), (300, 200)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2), (3, 3), (64, 33), (300, 200)], ids=str)
 def test_a_gradient_along_the_weight_does_not_turn_it(
     shape: tuple[int, ...], dtype: torch.dtype, foreach: bool
 ) -> None:
@@ -250,6 +252,17 @@ def test_a_weight_that_becomes_zero_later_keeps_moving() -> None:
     assert optimizer.explain()[0].rule == "general"  # it started with a norm
 
 
+@pytest.mark.parametrize("make", [AdamO, AdamO.radial_sgd, partial(AdamO, tangential="angular")])
+def test_a_weight_of_one_entry_crosses_zero(make: Callable[..., AdamO]) -> None:
+    """It has no direction to turn to, and factors on its norm would never lead across."""
+    p = nn.Parameter(torch.full((1, 1), -0.5))
+    optimizer = make([p], lr=2e-2)
+    for _ in range(400):
+        p.grad = 2 * (p.detach() - 2)
+        optimizer.step()
+    assert p.item() == pytest.approx(2, abs=0.1)
+
+
 # ---- non-finite gradients ------------------------------------------------------------------
 
 
@@ -273,6 +286,25 @@ def test_a_non_finite_gradient_leaves_the_block_and_its_state_alone(
     assert not torch.equal(other, before[other][0])
     found = optimizer.diagnostics(synchronize=True)
     assert [row["guard_nonfinite"] for row in found.values()] == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("backend", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_block_is_left_alone_whatever_its_state_has_become(
+    bad: float, moment: str, backend: dict[str, Any]
+) -> None:
+    params = [weight(4, 3), weight(5)]
+    optimizer = AdamO(params, **backend)
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    before = [p.detach().clone() for p in params]
+    for p in params:
+        optimizer.state[p][moment].view(-1)[0] = bad
+        p.grad.view(-1)[1] = float("nan")
+    optimizer.step()
+    assert all(map(torch.equal, params, before))
 
 
 @pytest.mark.parametrize("backend", [{}, {"foreach": True}, {"foreach": False}], ids=str)

@@ -270,6 +270,35 @@ def test_copies_go_on_alike(clone: Callable[[Any], Any]) -> None:
     assert_identical((model, optimizer), (twin, other))
 
 
+def test_pickles_grow_with_the_number_of_parameters_and_not_with_its_square() -> None:
+    def size(number: int, read: Callable[[AdamO], Any]) -> int:
+        params = [nn.Parameter(torch.randn(2, 2)) for _ in range(number)]
+        optimizer = AdamO(params)
+        for p in params:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        return len(pickle.dumps(read(optimizer)))
+
+    for read in (AdamO.state_dict, lambda optimizer: optimizer):
+        assert size(400, read) < 4.5 * size(100, read)
+
+
+def test_what_others_keep_beside_the_state_changes_nothing() -> None:
+    """Neither a value that changes in every step nor one under a key of its own."""
+    model = network()
+    optimizer = AdamO(model.parameters())
+    train(model, optimizer, range(2))
+    layout, p = optimizer._layout, next(model.parameters())
+    for count in range(3):
+        optimizer.state[p]["count"] = 1000 + count
+        optimizer.state["theirs"] = {"count": count}  # type: ignore[index]
+        train(model, optimizer, range(2))
+        assert optimizer._layout is layout
+    optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].clone()
+    train(model, optimizer, range(2))
+    assert optimizer._layout is not layout
+
+
 def test_state_moved_by_a_trainer_is_picked_up() -> None:
     """Trainers replace the state's tensors one by one (to move them to a device)."""
     model, twin = network(), network()

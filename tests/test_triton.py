@@ -230,6 +230,16 @@ def test_a_gradient_in_its_parameters_layout_is_not_copied() -> None:
     assert cuda.Launches(work).kept[0] is g
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4)], ids=str)
+def test_a_lazy_minus_sign_of_a_gradient_counts(shape: tuple[int, ...]) -> None:
+    p, twin = (nn.Parameter(torch.ones(shape)) for _ in range(2))
+    p.grad = torch._neg_view(torch.full(shape, -0.5))
+    twin.grad = torch.full(shape, 0.5)
+    fused_step(AdamO([p, twin], foreach=False, lr=0.1))
+    assert torch.equal(p, twin)
+    assert p.max() < 1
+
+
 def test_steps_count_as_writes_for_autograd() -> None:
     (p,) = parameters((4, 3))
     before = p._version

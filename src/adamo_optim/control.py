@@ -180,11 +180,11 @@ def before(
     c = o.radial_beta * memory.radial_momentum + (1 - o.radial_beta) * gw / ww.sqrt()
     c = torch.where(tangential, c, memory.radial_momentum)
     projects = tangential & ~(o.radial_adam > 0)
-    across = (sums.gg - gw * gw / ww).clamp(min=0)  # ‖g^θ‖²
-    noise = guard & projects & (across <= traits.rounding * sums.gg)
+    g_across = (sums.gg - gw * gw / ww).clamp(min=0)  # ‖g^θ‖²
+    noise = guard & projects & (g_across <= traits.rounding * sums.gg)
 
     # the mean of v, and where it stands for v: u = m̂/(0·√v + (√mean + ε))
-    square = torch.where(projects, torch.where(noise, zero, across), sums.gg)
+    square = torch.where(projects, torch.where(noise, zero, g_across), sums.gg)
     square = o.beta2 * memory.mean_square + (1 - o.beta2) * square * traits.inverse_root**2
     mean_square = torch.where(live, square, memory.mean_square)
     shared = (o.second_moment == 1) | ((o.second_moment > 0) & (traits.scale_invariant > 0))
@@ -267,7 +267,7 @@ def after(
     shrink = torch.where(overflow, zero, shrink)
     uw, uu = (torch.where(overflow, zero, x) for x in (shrink * uw, shrink * shrink * uu))
     along = uw / ww
-    across = (uu - uw * along).clamp(min=0)  # ‖u^θ‖²
+    u_across = (uu - uw * along).clamp(min=0)  # ‖u^θ‖²
 
     # decay, then the radial step, of SGD or Adam: together one factor on ‖w‖
     debias = 1 - o.radial_beta ** memory.step.clamp(min=1)
@@ -284,7 +284,7 @@ def after(
     smallest = o.lr / (TURN_BOUND * traits.inverse_root)
     guarded_turn = guard & radial & angular & (unit < smallest)
     k = o.lr * norm / torch.where(guarded_turn, smallest, unit)
-    stretch = (1 + k * k * across / ww).sqrt()
+    stretch = (1 + k * k * u_across / ww).sqrt()
     a1 = torch.where(angular, factor * (1 + k * along) / stretch, factor + o.lr * along) - 1
     b = torch.where(angular, factor * k / stretch, o.lr)
 
@@ -295,7 +295,7 @@ def after(
     b = torch.where(radial, b, torch.where(first.live, o.low_dim_scale * o.lr, zero))
     # m^ρ projected on w⁺: it loses the cosine of the turn. The length, not ⟨m^ρ,w⟩, is the state,
     # because it does not notice when rounding or somebody else rescales w after this.
-    ahead, aside = 1 + a1 - b * along, b * b * across / ww
+    ahead, aside = 1 + a1 - b * along, b * b * u_across / ww
     turned = ahead / (ahead * ahead + aside).clamp(min=torch.finfo(ww.dtype).tiny).sqrt()
     c = memory.radial_momentum * torch.where(radial, turned, 1 + zero)
     flags = (guarded_factor, guarded_decay, guarded_update, guarded_turn)

@@ -407,16 +407,19 @@ def apply(work: Work, run: Launches, products: Tensor) -> None:
     work.bucket.stage = None
 
 
-FLAGS = ("live", "use_gradient", "keep_gradient", "low_dim", "scale_invariant", "guarded_scale")
+COLUMNS = (*First._fields, *Second._fields, *Sums._fields, "uw", "uu", "tau", "active")
+FLAGS = {
+    *("live", "use_gradient", "keep_gradient", "low_dim", "scale_invariant", "active"),
+    *("guarded_scale", "guarded_factor", "guarded_decay", "guarded_update", "guarded_turn"),
+}
 
 
 def record(plan: Plan) -> Record:
     """The scalars of the last step, for diagnostics."""
     from .state import Record
 
-    rows = list(plan.coefficients.clone().unbind())
-    flags = {name: rows[k] > 0 for k, name in enumerate(First._fields) if name in FLAGS}
-    first = First(*rows[:15])._replace(**flags)
-    second = Second(*rows[15:17], *(row > 0 for row in rows[17:21]))
-    sums, (uw, uu, tau, active) = Sums(*rows[21:26]), rows[26:]
-    return Record(sums, uw, uu, first, second, tau, active > 0)
+    rows = zip(COLUMNS, plan.coefficients.clone().unbind(), strict=True)
+    columns = {name: row > 0 if name in FLAGS else row for name, row in rows}
+    sums, first, second = (map(columns.__getitem__, kind._fields) for kind in (Sums, First, Second))
+    uw, uu, tau, active = (columns[name] for name in ("uw", "uu", "tau", "active"))
+    return Record(Sums(*sums), uw, uu, First(*first), Second(*second), tau, active)

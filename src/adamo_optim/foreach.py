@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .blocks import Blocks
 from .control import First, Second
-from .loop import inner_products, reduce, remember, without_overflow
+from .loop import finite, inner_products, reduce, remember
 
 __all__ = ["apply", "moments", "reduce"]
 
@@ -58,7 +58,9 @@ def masked(tensors: list[Tensor], used: list[Tensor], like: list[Tensor]) -> lis
     return [torch.where(use, x.to(y.dtype), 0) for x, use, y in zipped]
 
 
-def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:
+def apply(
+    blocks: Blocks, updates: list[Tensor], first: First, second: Second, step: Tensor
+) -> None:
     """Pass 3: w ← w + (a−1)·w − b·u."""
     if len(blocks) == 0:
         return
@@ -66,7 +68,7 @@ def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -
     change = [
         torch.where(a1 == 0, 0, x * a1) for x, a1 in zip(w, blocks.pick(second.a1), strict=True)
     ]
-    updates = without_overflow(blocks, updates, second)
+    updates = finite(blocks, updates, first, second)
     torch._foreach_addcmul_(change, updates, blocks.pick(second.b), -1)
     torch._foreach_add_(w, change)
     steps = blocks.pick(step)

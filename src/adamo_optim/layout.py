@@ -56,15 +56,29 @@ class Layout:
         for bucket in self.buckets:
             bucket.finish()
         self.states = list(optimizer.state.values())
+        self.own = states_of_tensors(optimizer)
 
     def is_current(self, optimizer: AdamO) -> bool:
         """False when groups, options, parameters or state are not what they were; in every step."""
         return (
             structure(optimizer.param_groups) == self.structure
             and not any(map(optimizer._trains, self.resting))
-            and same(list(optimizer.state.values()), self.states)
+            and self.has_states(optimizer)
             and all(bucket.is_current() for bucket in self.buckets)
         )
+
+    def has_states(self, optimizer: AdamO) -> bool:
+        """Whether every parameter's dictionary is the one it was; others may come and go."""
+        states = list(optimizer.state.values())
+        if not same(states, self.states):
+            if not same(states_of_tensors(optimizer), self.own):
+                return False
+            self.states = states
+        return True
+
+
+def states_of_tensors(optimizer: AdamO) -> list[Any]:
+    return [state for p, state in optimizer.state.items() if isinstance(p, Tensor)]
 
 
 def structure(groups: list[dict[str, Any]]) -> list[Any]:

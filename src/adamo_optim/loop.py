@@ -77,11 +77,13 @@ def inner_products(u: Tensor, w: Tensor, scalar: torch.dtype) -> Tensor:
     return add([torch.stack([dot(x, y), dot(x, x)]) for x, y in geometry.pieces(scalar, u, w)])
 
 
-def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -> None:
+def apply(
+    blocks: Blocks, updates: list[Tensor], first: First, second: Second, step: Tensor
+) -> None:
     """Pass 3: w ← w + (a−1)·w − b·u."""
     a1s, bs, steps = map(blocks.pick, (second.a1, second.b, step))
     for i, (u, a1, b) in enumerate(
-        zip(without_overflow(blocks, updates, second), a1s, bs, strict=True)
+        zip(finite(blocks, updates, first, second), a1s, bs, strict=True)
     ):
         w = blocks.w[i].to(u.dtype)
         # 0·∞ again; but a differentiable step has a derivative by a1 where a1 is 0, too
@@ -89,7 +91,7 @@ def apply(blocks: Blocks, updates: list[Tensor], second: Second, step: Tensor) -
         blocks.write_weight(i, w + (change - u * b), steps)
 
 
-def without_overflow(blocks: Blocks, updates: list[Tensor], second: Second) -> list[Tensor]:
-    """u, or 0 where the guard has met u = ∞: its answer is b = 0, and 0·∞ would be NaN."""
-    overflow = blocks.pick(second.guarded_update & (second.b == 0))
-    return [torch.where(lost, 0, u) for lost, u in zip(overflow, updates, strict=True)]
+def finite(blocks: Blocks, updates: list[Tensor], first: First, second: Second) -> list[Tensor]:
+    """u, or 0 where the guard leaves a block alone or has met u = ∞: b is 0, and 0·∞ is NaN."""
+    unused = blocks.pick((second.guarded_update | ~first.live) & (second.b == 0))
+    return [torch.where(lost, 0, u) for lost, u in zip(unused, updates, strict=True)]

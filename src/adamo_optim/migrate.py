@@ -87,7 +87,11 @@ def _group(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 def _taken_over(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """What AdamO keeps of a group of AdamW, or of its defaults, in its own terms."""
-    kept = {k: v for k, v in old.items() if k not in FOREIGN and k not in options}
+    kept = {
+        k: v.clone() if isinstance(v, Tensor) else v  # a learning rate that schedulers write into
+        for k, v in old.items()
+        if k not in FOREIGN and k not in options
+    }
     if "weight_decay" in kept:
         kept["weight_decay"] = translated_decay(old, {**DEFAULTS, **kept, **options})
     return kept

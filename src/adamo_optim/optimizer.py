@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -37,6 +37,7 @@ from .state import (
     SCALARS,
     Bucket,
     Work,
+    apart,
     complete_mean_square,
     initialize,
     is_fresh,
@@ -305,7 +306,7 @@ class AdamO(Optimizer):
         device, or, with ``synchronize``, Python numbers fetched in one transfer per device.
         :func:`adamo_optim.flatten_diagnostics` gives a logger's flat dictionary.
         """
-        return diagnostics.collect(self._buckets(), synchronize)
+        return diagnostics.collect(self._layout.buckets if self._layout else [], synchronize)
 
     # ---- checkpoints ----------------------------------------------------------------------
 
@@ -314,14 +315,17 @@ class AdamO(Optimizer):
         """The state as in any torch optimizer; buffers of DTensors are DTensors themselves."""
         self._drop_unused()
         result = super().state_dict()
+        states = result["state"]
+        for key, state in states.items():
+            if isinstance(state, dict):
+                states[key] = apart(state)
         keys = list(chain.from_iterable(group["params"] for group in result["param_groups"]))
         for p, _, _, number in self._parameters():
             previous = self.state.get(p, {}).get("previous_grad")
             if previous is None or not geometry.is_sharded(p) or not sampled_state(previous, p):
                 continue
             key = keys[number]
-            full = whole_previous(previous, p, number)
-            result["state"][key] = {**result["state"][key], "previous_grad": full}
+            states[key]["previous_grad"] = whole_previous(previous, p, number)
         return result
 
     @torch._disable_dynamo
@@ -361,6 +365,14 @@ class AdamO(Optimizer):
                         f"{name} of shape {tuple(p.shape)} needs {moment} of that shape, and this "
                         f"state_dict has {what}: it is damaged, or of another model."
                     )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle writes."""
+        result = super().__getstate__()
+        states = defaultdict(dict)
+        for p, state in result["state"].items():
+            states[p] = apart(state) if isinstance(p, Tensor) else state
+        return {**result, "state": states}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -125,6 +125,19 @@ def whole_previous(previous: Tensor, p: Tensor, seed: int) -> Tensor:
     return geometry.shard_like(shard, p)
 
 
+def apart(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy whose numbers share no memory with those of other parameters.
+
+    ``pickle`` writes all the memory behind a tensor: every number would bring the whole vector.
+    """
+    numbers = {key: state[key] for key in SCALARS if isinstance(state.get(key), Tensor)}
+    result = dict(state)
+    for dtype in {x.dtype for x in numbers.values()}:
+        alike = {key: x for key, x in numbers.items() if x.dtype == dtype}
+        result.update(zip(alike, torch.stack(list(alike.values())).unbind(), strict=True))
+    return result
+
+
 def same(new: Sequence[Any], old: Sequence[Any]) -> bool:
     """The very same objects in the same order; a comparison that every step can afford."""
     return len(new) == len(old) and all(map(is_, new, old))
@@ -219,6 +232,7 @@ class Bucket:
             state.update(zip(SCALARS, views, strict=True))
         # compared by identity in every step
         self.entries = list(chain.from_iterable(map(dict.values, self.states)))
+        self.own = self._own_entries()
 
     def _place_samples(self) -> None:
         """Which rows g⁻ is of, if not of all, and what κ of them is multiplied by."""
@@ -258,7 +272,15 @@ class Bucket:
             return False
         if self.differentiable:
             return True
-        return same(list(chain.from_iterable(map(dict.values, self.states))), self.entries)
+        entries = list(chain.from_iterable(map(dict.values, self.states)))
+        if not same(entries, self.entries):
+            if not same(self._own_entries(), self.own):
+                return False
+            self.entries = entries  # somebody keeps things of theirs beside ours
+        return True
+
+    def _own_entries(self) -> list[Any]:
+        return [state.get(key) for state in self.states for key in (*SCALARS, *BUFFERS)]
 
     def read(self) -> Memory:
         """The scalar state as vectors."""
@@ -308,6 +330,7 @@ class Bucket:
 
     def prepare(self) -> Work | None:
         """The host's part of a step: collect gradients and options; None without a gradient."""
+        self.last = None
         grads = [p.grad for p in self.params]
         present = takes_part = [g is not None for g in grads]
         if self.mesh is not None:
@@ -326,6 +349,8 @@ class Bucket:
             if g is not None:
                 if g.layout is not torch.strided:
                     geometry.refuse_sparse(self.names[slot])
+                if g.is_neg():  # a lazy minus sign, which memory does not show
+                    grads[slot] = g = g.resolve_neg()
                 if wants_blocks:
                     self.add_block(blocks, slot, g)
         options = self.table(self.groups, self.differentiable)
@@ -411,7 +436,7 @@ class Work(NamedTuple):
         bucket, (sums, active, first, memory, updates) = self.bucket, middle
         uw, uu = products.unbind(1)
         second, memory = control.after(self.options, bucket.traits, first, memory, sums, uw, uu)
-        self.passes.apply(self.blocks, updates, second, memory.step)
+        self.passes.apply(self.blocks, updates, first, second, memory.step)
         bucket.write(memory)
         if bucket.differentiable:
             for i, slot in enumerate(self.blocks.slots):

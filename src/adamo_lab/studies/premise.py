@@ -36,9 +36,9 @@ def premise(task: str) -> Study:
     return Study(
         name=f"premise-{task}",
         title=f"The premise, on {title}",
-        about="How much of the way that the weights' norms go within 100 steps is undone within "
-        "them (of a random walk's: 90 %), how far a step takes a norm, and how much of what Adam's "
-        "second moments add up, and of a single step's ‖g‖², is along the weight.",
+        about="Way undone: of the distance that norms move within 100 steps, the share that "
+        "cancels out (for a random walk 90 %). Radial share: the part of ‖g‖² along the weight, of "
+        "the sum over the run, and of a single step.",
         kind="table",
         runs=partial(runs, task),
         metrics=(

@@ -124,9 +124,6 @@ def apply(work: Work, active: Tensor, products: Tensor) -> None:
 def call_in_layout(work: Work, inverse_scale: float = 1.0, phase: int = ALL) -> None:
     """Run the kernel, after bringing tensors that differ in layout into that of their parameter."""
     bucket, blocks, *_ = work
-    if any(map(Tensor.is_neg, blocks.g)):  # a lazy minus sign, which memory does not show
-        blocks.g = [g.resolve_neg() for g in blocks.g]
-        blocks.sampled = [None if g is None else g.resolve_neg() for g in blocks.sampled]
     odd = call(work, inverse_scale, phase)
     if odd:
         for i in odd:
