@@ -140,7 +140,8 @@ def test_settings_name_what_is_not_the_default(made_up: Any) -> None:
     found = (accuracy("adamo", 0, 0.7, **changed), accuracy("adamo_paper", 0, 0.6))
     rows = cells(made_up("table1", *found).TABLES["table1"]())
     assert [row[1] for row in rows] == [
-        "lr 0.0008, weight_decay 0.0002, radial_lr 0.005, curvature_target 1.0",
+        "lr 0.0008, weight_decay 0.0002, radial_lr 0.005, curvature_target 1.0, "
+        "late (delta 0.1, wd_ratio 0.5)",
         "lr 0.0008, weight_decay 0.75, radial_lr_ratio 1.0, curvature_target None, swa_lr 0.0003, "
         "low_dim None",
     ]

@@ -136,7 +136,7 @@ class Plan:
         self._place_samples(bucket)
         upload = functools.partial(torch.tensor, device=self.device)
         self.numel = upload([p.numel() for p in self.params], dtype=torch.int64)
-        self.number = upload(bucket.numbers, dtype=torch.int64)
+        self.number = upload(bucket.rounding_seeds, dtype=torch.int64)
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=self.device)
         self.partial_reduce = zeros(5, self.coarse.count)
         self.partial_moments = zeros(2, self.fine.count)

@@ -42,7 +42,7 @@ class Layout:
         buckets: dict[tuple[torch.device, str, Any], Bucket] = {}
         for p, name, group, number in optimizer._parameters():
             mesh = geometry.mesh_of(p)
-            place = self.on_mesh[mesh]
+            mesh_row = self.on_mesh[mesh]
             self.on_mesh[mesh] += 1
             if not optimizer._trains(p):
                 self.resting.append(p)
@@ -51,7 +51,7 @@ class Layout:
             bucket = buckets.setdefault(key, Bucket(*key))
             if not bucket.groups or bucket.groups[-1] is not group:
                 bucket.add_group(group)
-            bucket.add(p, name, rule_of(p, group)[0], number, optimizer.state[p], place)
+            bucket.add(p, name, rule_of(p, group)[0], number, optimizer.state[p], mesh_row)
         self.buckets = list(buckets.values())
         for bucket in self.buckets:
             bucket.finish()

@@ -174,7 +174,7 @@ class Bucket:
         self.rules: list[str] = []
         self.seeds: list[int] = []
         self.stochastic: list[bool] = []  # which weights are rounded at random
-        self.places: list[int] = []  # on a mesh: the parameters' numbers among those on it
+        self.mesh_rows: list[int] = []  # the parameters' numbers among those on the mesh
         self.states: list[dict[str, Any]] = []
         self.present: list[bool] = []
         self.takes_part: list[bool] = []  # the same, and stand-ins for gradients of other ranks
@@ -188,10 +188,10 @@ class Bucket:
         self.sizes.append(0)
 
     def add(
-        self, p: Tensor, name: str, rule: str, seed: int, state: dict[str, Any], place: int = 0
+        self, p: Tensor, name: str, rule: str, seed: int, state: dict[str, Any], mesh_row: int = 0
     ) -> None:
         self.sizes[-1] += 1
-        self.places.append(place)
+        self.mesh_rows.append(mesh_row)
         self.params.append(p)
         self.names.append(name)
         self.rules.append(rule)
@@ -219,7 +219,7 @@ class Bucket:
         self._place_samples()
         self._place_rounding()
         if self.mesh is not None:
-            self.index_on_mesh = torch.tensor(self.places, device=self.device)
+            self.index_on_mesh = torch.tensor(self.mesh_rows, device=self.device)
             self.counted = vector([geometry.counted_once(p) for p in self.params])
         if self.differentiable:
             return
@@ -246,15 +246,15 @@ class Bucket:
 
     def _place_rounding(self) -> None:
         """Under which number and at which places random bits are drawn: those of the whole."""
-        self.numbers = list(self.seeds)
-        self.entries_of_whole: list[Tensor | None] = [None] * len(self.params)
+        self.rounding_seeds = list(self.seeds)
+        self.rounding_places: list[Tensor | None] = [None] * len(self.params)
         for slot, p in enumerate(self.params):
             if self.mesh is not None and self.stochastic[slot]:
                 places = geometry.places_of_shard(p)
                 if isinstance(places, int):
-                    self.numbers[slot] = geometry.moved_number(self.seeds[slot], places)
+                    self.rounding_seeds[slot] = geometry.moved_number(self.seeds[slot], places)
                 else:
-                    self.entries_of_whole[slot] = places
+                    self.rounding_places[slot] = places
 
     @property
     def differentiable(self) -> bool:
@@ -364,10 +364,10 @@ class Bucket:
         if self.mesh is not None:
             p = geometry.local(p)
             state = {key: geometry.local(state[key]) for key in BUFFERS if key in state}
-        seed = self.numbers[slot] if self.stochastic[slot] else None
+        seed = self.rounding_seeds[slot] if self.stochastic[slot] else None
         blocks.add(
             *(slot, p, g, state, self.rows[slot], self.ratios[slot], seed),
-            self.entries_of_whole[slot],
+            self.rounding_places[slot],
         )
 
     def spread(self, values: list[Tensor], width: int) -> Tensor:
