@@ -151,10 +151,10 @@ def test_held_out_images_are_not_trained_on_and_the_test_set_is_not_read(
 
 
 REFUSED = {
-    "precision": ({"precision": "half"}, "precision must be bfloat16 or float32, got half"),
-    "stem": ({"stem": "5x5"}, "stem must be 3x3 or 7x7, got 5x5"),
+    "precision": ({"precision": "half"}, "precision must be bfloat16 or float32, got 'half'"),
+    "stem": ({"stem": "5x5"}, "stem must be 3x3 or 7x7, got '5x5'"),
     "holdout": ({"holdout": 2000}, "holdout must lie between 0 and 1999, got 2000"),
-    "negative": ({"holdout": -1}, "holdout must lie between 0 and 1999, got -1"),
+    "negative": ({"holdout": -1}, "holdout must be a whole number >= 0, got -1"),
     "batch": ({"batch": 2001}, "batch 2001 is larger than the 2000 images"),
 }
 

@@ -60,6 +60,14 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
         ("run digits --set lr=1e400", "1e400 is not a value that a run can have"),
         ("run digits --seeds 0-100000000000", "--seeds asks for more than 10000 seeds"),
         ("run cifar100 --set swa_lr=abc", "swa_lr must be a number >= 0, got 'abc'"),
+        (
+            "run digits -o adamw --set decay_vectors=no",
+            "decay_vectors must be true or false, got 'no'",
+        ),
+        ("run cifar100 --option swa=no", "swa must be true or false, got 'no'"),
+        ("run digits --option batch=0", "batch must be a whole number >= 1, got 0"),
+        ("run grokking --option model=foo", "model must be embedding or one-hot, got 'foo'"),
+        ("study table2 --option every=0", "every must be a whole number >= 1, got 0"),
         ("run cifar100 --set late=3", "late must be a dictionary of hyper-parameters, got 3"),
         (
             'run cifar100 -o adamo --set late={"dleta":0.1}',
@@ -141,6 +149,11 @@ def test_other_seeds_are_refused(text: str) -> None:
 
 def test_values_are_numbers_where_they_can_be() -> None:
     assert [parse(t) for t in ("1e-3", "true", "null", "auto")] == [1e-3, True, None, "auto"]
+
+
+def test_python_may_be_spoken_too() -> None:
+    assert [parse(t) for t in ("True", "False", "None")] == [True, False, None]
+    assert parse_list("True,False,None") == [True, False, None]
 
 
 def test_every_study_has_an_example_that_names_it() -> None:

@@ -110,8 +110,8 @@ def test_missing_texts_are_named(tmp_path: Path, corpus: str, title: str) -> Non
 
 
 REFUSED = {
-    "corpus": ({"corpus": "bible"}, "corpus must be shakespeare or wikitext2, got bible"),
-    "precision": ({"precision": "half"}, "precision must be bfloat16 or float32, got half"),
+    "corpus": ({"corpus": "bible"}, "corpus must be shakespeare or wikitext2, got 'bible'"),
+    "precision": ({"precision": "half"}, "precision must be bfloat16 or float32, got 'half'"),
     "heads": ({"heads": 5}, "width must be a multiple of heads, got 32 and 5"),
     "context": ({"context": 4000}, "context 4000 is longer than the text"),
 }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # the exit status that shells use for it
 MOST_SEEDS = 10_000
+PYTHONS = {"True": True, "False": False, "None": None}
 
 app = typer.Typer(
     name="adamo-lab",
@@ -388,7 +389,9 @@ def split_pair(text: str) -> tuple[str, str]:
 
 
 def parse(text: str) -> Any:
-    """A JSON value where it is one (1e-3, true, null), else the text itself."""
+    """A JSON value where it is one (1e-3, true, null), as Python writes it too; else the text."""
+    if text in PYTHONS:
+        return PYTHONS[text]
     try:
         return json.loads(text, parse_constant=refuse, parse_float=finite_number)
     except ValueError:

@@ -281,8 +281,10 @@ def adamo(
 
 
 def check_own(name: str, hyper: Mapping[str, Any]) -> None:
-    """What only the late phase reads would be missed until then."""
+    """What no optimizer's class checks; the late phase alone reads some of it, hours later."""
     rate, late = hyper.get("swa_lr", 0.0), hyper.get("late", {})
+    if not isinstance(vectors := hyper.get(DECAY_VECTORS, True), bool):
+        raise LabError(f"{DECAY_VECTORS} must be true or false, got {vectors!r}")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
         raise LabError(f"swa_lr must be a number >= 0, got {rate!r}")
     if not isinstance(late, Mapping):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,42 @@ class Info:
     defaults: Mapping[str, Any]  # a run's config holds all of these
     later: Mapping[str, Any] = field(default_factory=dict)  # younger: held where changed; ids stay
 
+
+Rule = tuple[str, Callable[[Any], bool]]  # in words, and as a test
+
+
+def whole(least: int) -> Rule:
+    return f"a whole number >= {least}", lambda v: type(v) is int and v >= least
+
+
+def fraction(words: str, legal: Callable[[float], bool]) -> Rule:
+    return words, lambda v: type(v) in (int, float) and legal(v)
+
+
+def one_of(*choices: str | bool) -> Rule:
+    names = [str(choice).lower() if isinstance(choice, bool) else choice for choice in choices]
+    words = " or ".join([", ".join(names[:-1]), names[-1]])
+    return words, lambda v: any(v is c if isinstance(c, bool) else v == c for c in choices)
+
+
+# What an option may be, in whatever task it occurs; also None where that is its default.
+LEGAL: dict[str, Rule] = {
+    **dict.fromkeys(("batch", "every", "width", "layers", "heads", "context", "steps"), whole(1)),
+    **dict.fromkeys(("p", "points", "resolution"), whole(2)),
+    **dict.fromkeys(("snapshots", "swa", "channels_last"), one_of(True, False)),
+    "watch": one_of(True, False, "norms"),
+    "holdout": whole(0),
+    "noise": fraction("a number >= 0", lambda v: v >= 0),
+    "train_share": fraction("above 0 and below 1", lambda v: 0 < v < 1),
+    **dict.fromkeys(
+        ("dropout", "smoothing", "warmup"), fraction(">= 0 and below 1", lambda v: 0 <= v < 1)
+    ),
+    "corpus": one_of("shakespeare", "wikitext2"),
+    "model": one_of("embedding", "one-hot"),
+    "precision": one_of("bfloat16", "float32"),
+    "schedule": one_of("constant", "cosine"),
+    "stem": one_of("3x3", "7x7"),
+}
 
 # "watch" records the spread of the gradient's norm ("norms": and what norms.py counts), "snapshots"
 # keeps weights for a landscape.
@@ -48,7 +84,7 @@ TASKS = {
         "a small BatchNorm network on scikit-learn's handwritten digits: seconds on a CPU",
         40,
         {"batch": 50, "width": 32, **WATCHING},
-        {"schedule": "constant"},  # or "cosine", to zero
+        {"schedule": "constant"},  # "cosine": to zero
     ),
     "grokking": Info(
         "modular addition, p = 97: when does generalization set in?",
@@ -58,7 +94,7 @@ TASKS = {
             "train_share": 0.3,
             "batch": 512,
             "width": 128,
-            "model": "embedding",  # or "one-hot"
+            "model": "embedding",
             "every": 10,
             **WATCHING,
         },
@@ -67,7 +103,7 @@ TASKS = {
         "a small GPT on Tiny Shakespeare (characters) or WikiText-2 (words)",
         50,
         {
-            "corpus": "shakespeare",  # or "wikitext2"
+            "corpus": "shakespeare",
             "layers": 2,
             "heads": 4,
             "width": 96,
@@ -111,11 +147,17 @@ def task_class(name: str) -> type[Task]:
 
 
 def all_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's options with a user's changes, every name checked."""
+    """A task's options with a user's changes, every name and value checked."""
     task = info(name)
     known = {**task.defaults, **task.later}
-    for option in changes:
+    made = dict(task.defaults)
+    for option, value in changes.items():
         if option not in known:
             raise LabError(f"{name} has no option {option!r}; it has {', '.join(known)}")
-    held = {k: v for k, v in changes.items() if k in task.defaults or v != known[k]}
-    return {**task.defaults, **held}
+        words, legal = LEGAL[option]
+        if not legal(value) and not (value is None and known[option] is None):
+            raise LabError(f"{option} must be {words}, got {value!r}")
+        if option in task.defaults or value != known[option]:
+            # 0 and 0.0 are one setting and must be one run
+            made[option] = float(value) if isinstance(known[option], float) else value
+    return made

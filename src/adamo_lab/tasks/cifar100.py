@@ -97,11 +97,6 @@ class Cifar100(Task):
     title = "CIFAR-100"
 
     def load(self) -> None:
-        for option, choices in (("precision", PRECISIONS), ("stem", STEMS)):
-            if self.options[option] not in choices:
-                raise LabError(
-                    f"{option} must be {' or '.join(choices)}, got {self.options[option]}"
-                )
         self.dtype = PRECISIONS[self.options["precision"]]
         # (x / 255 - mean) / deviation as one multiplication and one addition
         mean, deviation = (torch.tensor(v, device=self.device) for v in (MEAN, DEVIATION))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import LabError
 from ..records import Row
 from .base import Batch, Phase, Task, shuffled
 
@@ -71,6 +72,11 @@ class Grokking(Task):
         self.sums = self.pairs.sum(-1) % p
         order = torch.randperm(p * p, generator=self.generator(-1)).to(self.device)
         count = round(self.options["train_share"] * len(order))
+        if not 0 < count < len(order):
+            raise LabError(
+                f"train_share {self.options['train_share']} takes {count} of {len(order)} pairs; "
+                f"leave some to train with and some to test"
+            )
         self.train, self.test = order[:count], order[count:]
 
     def model(self) -> nn.Module:

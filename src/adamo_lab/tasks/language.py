@@ -111,11 +111,6 @@ class Language(Task):
     unit = "round"
 
     def load(self) -> None:
-        for option, choices in (("corpus", CORPORA), ("precision", PRECISIONS)):
-            if self.options[option] not in choices:
-                raise LabError(
-                    f"{option} must be {' or '.join(choices)}, got {self.options[option]}"
-                )
         if self.options["width"] % self.options["heads"]:
             raise LabError(
                 f"width must be a multiple of heads, got {self.options['width']} and "
