@@ -25,7 +25,7 @@ from adamo_lab.groups import Group, by_study, expected_options, lightened
 from adamo_lab.records import FAILED, Record, RunConfig, save
 from adamo_lab.report import Cover, study_section, without_paths, write_report
 from adamo_lab.studies import STUDIES
-from adamo_lab.tasks import TASKS
+from adamo_lab.tasks import TASKS, all_options
 from adamo_lab.verdicts import HOLDS
 from chromium import PROGRAM, Chromium
 
@@ -118,6 +118,41 @@ def test_a_sweep_belongs_to_no_study() -> None:
     assert [line.label for line in group.lines] == ["AdamW, lr 0.001", "AdamW, lr 0.003"]
     assert group.lines[0].colour != group.lines[1].colour
     assert lightened("#000000", 0.5) == "#808080"
+
+
+def swept(*rates: float, folder: str = "sweep-digits", width: int = 32) -> list[Record]:
+    """AdamW on digits as in Figure 4's heat map, where it has 1e-3 and 3e-3, but not 2e-3."""
+    made_by = []
+    for lr in rates:
+        hyper = {"lr": lr, "weight_decay": 0.1}
+        options = all_options("digits", {"width": width})
+        made_by.append(made.record(RunConfig("digits", "adamw", 0, 20, hyper, options)))
+        made_by[-1].folder = Path("out", folder, made_by[-1].id)
+    return made_by
+
+
+@pytest.mark.parametrize("folder", ["sweep-digits", "digits"])
+def test_a_sweep_is_shown_whole_whatever_it_shares_with_a_study(folder: str) -> None:
+    studies, (group,) = grouped(*swept(1e-3, 2e-3, 3e-3, folder=folder))
+    assert not any(studies.values())
+    assert [x.label for x in group.lines] == [f"AdamW, lr {lr}" for lr in (0.001, 0.002, 0.003)]
+
+
+def test_a_study_counts_the_runs_that_a_sweep_had_made_before() -> None:
+    sweep = swept(1e-3, 2e-3, 3e-3)
+    rest = made.study_records("fig4-digits", seeds=(0,), rows=3)
+    ids = {r.id for r in sweep}
+    studies, (group,) = grouped(*sweep, *(r for r in rest if r.id not in ids))
+    assert {r.id for r in studies["fig4-digits"][0].runs} == {r.id for r in rest}
+    assert {r.id for r in group.runs} == ids
+
+
+def test_a_sweep_with_other_options_leaves_a_study_as_it_is() -> None:
+    studies, (group,) = grouped(
+        *made.study_records("fig4-digits", seeds=(0,)), *swept(1e-3, width=8)
+    )
+    assert [g.label for g in studies["fig4-digits"]] == [""]
+    assert group.label == "width: 8"
 
 
 def test_failed_runs_are_not_counted() -> None:

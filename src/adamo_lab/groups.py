@@ -6,9 +6,9 @@ in their seed alone share a row.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -84,16 +84,26 @@ class Group:
 
 
 def by_study(records: Iterable[Record]) -> tuple[dict[str, list[Group]], list[Group]]:
-    """The groups of every study, and those of the runs that belong to none."""
+    """The groups of every study, and those of the runs that belong to none.
+
+    What ``run`` or ``sweep`` has made is shown whole among the latter. A study counts it too, where
+    it is one of its runs and others of that table were not made by hand.
+    """
     finished = [r for r in records if r.status == FINISHED]
     landscapes = [r for r in finished if r.config.task == LANDSCAPE]
-    runs = [r for r in finished if r.config.task != LANDSCAPE]
-    ids = study_ids(r.config for r in runs)
-    studies: dict[str, list[Group]] = {}
-    for name, study in STUDIES.items():
-        studies[name] = groups([r for r in runs if r.id in ids[name]], study)
-    known = set().union(*ids.values())
-    others = groups([r for r in runs if r.id not in known], None)
+    members: dict[str, list[Record]] = {name: [] for name in STUDIES}
+    rest: list[Record] = []
+    for r in (r for r in finished if r.config.task != LANDSCAPE):
+        found = studies_of(r)
+        for name in found:
+            members[name].append(r)
+        if not found or by_hand(r):
+            rest.append(r)
+    studies = {
+        name: [g for g in groups(mine, STUDIES[name]) if not all(map(by_hand, g.runs))]
+        for name, mine in members.items()
+    }
+    others = groups(rest, None)
     for landscape in landscapes:
         about = set(landscape.result.get("runs") or ())
         for group in (*(g for gs in studies.values() for g in gs), *others):
@@ -102,40 +112,43 @@ def by_study(records: Iterable[Record]) -> tuple[dict[str, list[Group]], list[Gr
     return studies, others
 
 
-def study_ids(configs: Iterable[RunConfig]) -> dict[str, set[str]]:
-    """Of every study, the ids its runs have with the seeds, lengths and options that occur.
+def by_hand(record: Record) -> bool:
+    """Made by ``run`` or ``sweep``? Their folders are called after the task, some studies' too."""
+    folder = record.folder.resolve().parent.name if record.folder else ""
+    return folder not in STUDIES and folder.removeprefix("sweep-") == record.config.task
 
-    A run that one study is defined with does not belong to another whose options a user could have
-    changed to that: a trial with held-out images is no row of Table 1.
+
+def studies_of(record: Record) -> list[str]:
+    """The studies that a run belongs to.
+
+    It belongs to those that are defined with it. Unless there is one, it belongs to those that are
+    with the options it changes: a trial with held-out images is no row of Table 1.
     """
-    plain: dict[str, dict[str, Request]] = {}
-    changed: dict[str, dict[str, Request]] = {}
-    seen = list(configs)
-    for c in seen:
+    c = record.config
+    found = [name for name in STUDIES if contains(name, c, {})]
+    if not found and not by_hand(record):
         changes = {k: v for k, v in c.options.items() if differs(k, (c.options, defaults(c.task)))}
-        for requests, options in ((plain, {}), (changed, changes)):
-            key = canonical([c.seed, c.scale, c.synthetic, options])
-            request = Request((c.seed,), c.scale, c.synthetic, options)
-            requests.setdefault(c.task, {})[key] = request
-    ids = {name: requested_ids(name, plain) for name in STUDIES}
-    defined = set().union(*ids.values())
-    ids = {name: own | (requested_ids(name, changed) - defined) for name, own in ids.items()}
+        found = [name for name in STUDIES if contains(name, c, changes)]
     # what was chosen ran again, on other seeds and for other studies: those runs are no trials
-    trials = [name for name, study in STUDIES.items() if study.kind == "trials"]
-    others = set().union(*(own for name, own in ids.items() if name not in trials))
-    for name in trials:
-        ids[name] -= others - {c.id for c in seen if c.seed < STUDIES[name].seeds}
-    return ids
+    again = [n for n in found if STUDIES[n].kind == "trials" and c.seed >= STUDIES[n].seeds]
+    return [name for name in found if name not in again] or found
 
 
-def requested_ids(name: str, requests: Mapping[str, Mapping[str, Request]]) -> set[str]:
-    """The ids of a study's runs for these requests, by task."""
-    ids: set[str] = set()
-    for task in {c.task for c in own_runs(name)}:
-        for request in requests.get(task, {}).values():
-            with suppress(LabError):  # an option that this version no longer has
-                ids |= {run.id for run in STUDIES[name].runs(request)}
-    return ids
+def contains(name: str, config: RunConfig, options: Mapping[str, Any]) -> bool:
+    """Is it a run of this study, with its seed, length and data and with these options changed?"""
+    if all(config.task != run.task for run in own_runs(name)):
+        return False
+    asked = (config.seed, config.scale, config.synthetic, canonical(options))
+    return config.id in ids_of(name, *asked)
+
+
+@cache
+def ids_of(name: str, seed: int, scale: float, synthetic: bool, options: str) -> set[str]:
+    request = Request((seed,), scale, synthetic, json.loads(options))
+    try:
+        return {run.id for run in STUDIES[name].runs(request)}
+    except LabError:  # an option that this version no longer has
+        return set()
 
 
 @cache
