@@ -11,7 +11,7 @@ import pytest
 import lab_fixtures as made
 from adamo_lab import claims, tables
 from adamo_lab.derived import DERIVED, value
-from adamo_lab.grids import GRID_METRICS, grid_values, grids
+from adamo_lab.grids import GRID_METRICS, grid_table, grid_values, grids
 from adamo_lab.groups import Group, by_study
 from adamo_lab.records import Record, RunConfig
 from adamo_lab.report import in_brief
@@ -189,6 +189,58 @@ def test_a_failed_setting_is_not_a_good_one() -> None:
     assert grid_values(group, bad.config.optimizer, "near_share") == [
         len(GOOD[bad.config.optimizer]) / 25
     ]
+
+
+def test_a_seed_in_which_all_diverged_has_no_good_setting() -> None:
+    group, runs = heat_maps((0, 1))
+    for run in runs:
+        if run.config.optimizer == "adamw" and run.config.seed == 1:
+            run.result["swa_valid_accuracy"] = None
+    assert grid_values(group, "adamw", "near_share") == [4 / 25, 0.0]
+    assert grid_values(group, "adamw", "region_share") == [2 / 25, 0.0]
+
+
+def test_a_setting_that_diverged_once_is_not_good() -> None:
+    """Nor is it the best, whatever its other runs are worth."""
+    group, runs = heat_maps((0, 1, 2))
+    for run in runs:
+        if run.config.optimizer == "adamw" and run.config.hyper["lr"] >= 1.6e-3:
+            lucky = run.config.seed == 0
+            run.result["swa_valid_accuracy"] = 0.9 if lucky else None
+    grid = grids(group)[0]
+    assert grid.best == pytest.approx(0.7499)
+    assert grid.good == {(0, 0), (2, 2), (2, 3)}
+    assert [grid.text(3, column) for column in range(5)] == ["1 of 3"] * 5
+    assert grid.finding.replace("\xa0", " ") == (
+        "3 of 25 settings (12 %) within 1 point of its best"
+    )
+
+
+def test_an_unfinished_map_has_no_share() -> None:
+    _, runs = heat_maps((0, 1))
+    first = [r for r in runs if r.config.optimizer == "adamw"]
+    first = [r for r in first if r.config.seed == 0 or r.config.hyper["lr"] == 2e-4]
+    (group,) = by_study(first)[0]["fig4"]
+    (grid,) = grids(group)
+    assert grid.finding == "30 of 50 runs so far"
+    (group,) = by_study(first[:2])[0]["fig4"]
+    (grid,) = grids(group)
+    assert [len(ticks) for ticks in grid.ticks] == [5, 5]
+    assert [grid.text(0, 1), grid.text(4, 4)] == ["70.0", "–"]
+    table = grid_table(group, [grid])
+    assert [cell.text for cell in table.rows[0].cells][::3] == ["2 of 25", "2 of 25 runs so far"]
+    assert not any(cell.best for cell in table.rows[0].cells)
+    assert "No runs yet: AdamO (paper), AdamO." in table.notes
+
+
+def test_a_map_on_which_nothing_survived_is_said_to_be_empty() -> None:
+    group, runs = heat_maps((0,))
+    for run in runs:
+        if run.config.optimizer == "adamw":
+            run.result["swa_valid_accuracy"] = None
+    maps = grids(group)
+    assert [m.line.optimizer for m in maps] == ["adamo_paper", "adamo"]
+    assert "No setting without a run that diverged: AdamW." in grid_table(group, maps).notes
 
 
 # --- the numbers of a verdict

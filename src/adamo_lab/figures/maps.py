@@ -155,8 +155,7 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
     )  # fmt: skip
     for (i, j), value in np.ndenumerate(values):
         bright = (value - factor * low) > 0.55 * factor * (high - low)
-        text = "–" if np.isnan(value) else f"{value:.1f}" if factor == 100 else f"{value:.3g}"
-        best = value == factor * grid.best
+        text, best = grid.text(i, j), value == factor * grid.best
         axes.text(
             j + 0.5, i + 0.5, f"{text} ★" if best else text, ha="center", va="center", fontsize=9,
             fontweight="bold" if best else "normal",
