@@ -101,6 +101,7 @@ def outcome(config: RunConfig, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         part = judged_by(config)
         last = metrics[-1][f"{part}_accuracy"]
         found[f"swa_{part}_accuracy"] = last + 0.01 - 0.05 * math.hypot(*near)
+        found[f"swa_{part}_loss"] = 2 * (1 - last)
         found[f"best_{part}_accuracy"] = max(row[f"{part}_accuracy"] for row in metrics)
     if config.task == "grokking":
         passed = [row["epoch"] for row in metrics if row["test_accuracy"] > 0.95]
@@ -110,6 +111,9 @@ def outcome(config: RunConfig, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         found["boundary_length"] = 14 - 6 * skill(config) + g.random()
     if config.task == "digits":
         found["gradient_norm_variation"] = 0.5 - 0.2 * skill(config) + 0.02 * g.random()
+    if config.options.get("watch") == "norms":
+        found |= {"way_undone": 0.8 - 0.2 * skill(config) + 0.02 * g.random(), "way_a_step": 1e-3}
+        found |= {"radial_share": 0.02, "radial_share_of_a_step": 0.1}
     return found
 
 

@@ -54,6 +54,30 @@ def test_no_runs_leave_every_claim_open() -> None:
         assert {judged.claim.text for judged in brief} == {claim.text for claim in study.claims}
 
 
+def test_what_no_run_measures_is_open() -> None:
+    """Without SWA no run can have got there."""
+    runs = made.study_records("table1", seeds=(0, 1, 2, 3), options={"swa": False})
+    for run in runs:
+        del run.result["swa_test_accuracy"]
+    (group,) = by_study(runs)[0]["table1"]
+    claim = STUDIES["table1"].claims[0]
+    verdict = claims.decide(claim, group)
+    assert (verdict.outcome, verdict.reason) == (OPEN, "not measured in these runs")
+    assert claims.means(claim, group) == []
+    assert claims.numbers(verdict, group).startswith("not measured in these runs; n")
+
+
+def test_that_none_got_there_is_measured() -> None:
+    """That no run has generalized is an outcome."""
+    runs = made.study_records("table2", seeds=(0, 1, 2, 3))
+    for run in runs:
+        run.result["grokking_epoch"] = None
+    (group,) = by_study(runs)[0]["table2"]
+    claim = next(c for c in STUDIES["table2"].claims if c.first == "adamo")
+    assert claims.decide(claim, group).outcome == FAILS
+    assert [text for _, text, _ in claims.means(claim, group)] == ["never", "never"]
+
+
 # --- from curves
 
 
@@ -77,6 +101,13 @@ def test_early_accuracy_by_hand() -> None:
     shortened = {10: 0.5, 20: 0.7, 21: 0.9}
     assert value(curve("adamw", 0, shortened, 30), "early_test_accuracy") == pytest.approx(0.6)
     assert value(curve("adamw", 0, {}), "early_test_accuracy") is None
+
+
+def test_a_curve_that_divergence_cut_off_has_no_mean() -> None:
+    points = dict.fromkeys(range(5, 156, 5), 0.5)
+    run = curve("adamw", 0, points)
+    assert value(run, "early_test_accuracy") is None
+    assert value(run, "gain_at_drops") is None  # of the last drop it saw half
 
 
 def test_derived_columns_are_of_the_study_that_names_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .derived import value
 from .grids import GRID_METRICS, grid_values
 from .groups import Group
 from .studies import Claim, Metric
@@ -17,7 +18,17 @@ def verdicts(group: Group) -> list[Verdict]:
 def decide(claim: Claim, group: Group) -> Verdict:
     better = metric_of(claim, group).higher_is_better
     first, second = (side(claim, name, group) for name in (claim.first, claim.second))
+    if (first or second) and not measured(claim, group):
+        return Verdict(claim, OPEN, "not measured in these runs", (len(first), len(second)))
     return judge(claim, first, second, better)
+
+
+def measured(claim: Claim, group: Group) -> bool:
+    """Could a run have got there? Where SWA is off, say, none has; that is not an outcome."""
+    if claim.metric in GRID_METRICS:
+        return True
+    runs = [r for x in group.lines if x.optimizer in (claim.first, claim.second) for r in x.runs]
+    return any(claim.metric in r.result or value(r, claim.metric) is not None for r in runs)
 
 
 def side(claim: Claim, optimizer: str, group: Group) -> Values:
@@ -25,7 +36,7 @@ def side(claim: Claim, optimizer: str, group: Group) -> Values:
     if claim.metric in GRID_METRICS:
         return grid_values(group, optimizer, claim.metric)
     lines = (x for x in group.lines if x.optimizer == optimizer)
-    return [value for x in lines for value in x.values(claim.metric)]
+    return [v for x in lines for v in x.values(claim.metric)]
 
 
 def metric_of(claim: Claim, group: Group) -> Metric:
@@ -65,6 +76,8 @@ def means(claim: Claim, group: Group) -> list[tuple[str, str, int]]:
     """Of both sides that have runs: the optimizer, mean ± standard deviation, how many runs."""
     metric = metric_of(claim, group)
     names = {x.optimizer: x.entry.label for x in group.lines}
+    if not measured(claim, group):
+        return []
     made = []
     for optimizer in (claim.first, claim.second):
         found = Summary.of(side(claim, optimizer, group))

@@ -24,15 +24,24 @@ def accuracies(run: Record) -> list[tuple[float, float]]:
     return [(share * epoch, accuracy) for epoch, accuracy in found if accuracy is not None]
 
 
+def reaches(points: list[tuple[float, float]], epoch: float) -> bool:
+    """A curve that divergence has cut off before is no shorter one to compare with."""
+    return any(reached >= epoch for reached, _ in points)
+
+
 def early_test_accuracy(run: Record) -> float | None:
     """Mean test accuracy over the epochs that Figure 3 shows."""
-    found = [y for epoch, y in accuracies(run) if epoch <= SHOWN]
-    return statistics.fmean(found) if found else None
+    points = accuracies(run)
+    if not reaches(points, SHOWN):
+        return None
+    return statistics.fmean(y for epoch, y in points if epoch <= SHOWN)
 
 
 def gain_at_drops(run: Record) -> float | None:
     """By how much test accuracy rises when the learning rate drops: means of the epochs around."""
     points, gains = accuracies(run), []
+    if not reaches(points, DROPS[-1] + AROUND):
+        return None
     for drop in DROPS:
         before = [y for epoch, y in points if drop - AROUND < epoch <= drop]
         after = [y for epoch, y in points if drop < epoch <= drop + AROUND]

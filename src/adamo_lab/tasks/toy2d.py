@@ -89,11 +89,13 @@ class Toy2d(Task):
 def boundary_length(margin: Tensor) -> Tensor:
     """Length of the line between the classes: grid edges it crosses, times their length.
 
-    A straight line at an angle counts up to √2 times its length; for a comparison that will do.
+    A straight line at an angle counts up to √2 times its length; for a comparison that will do. NaN
+    where there is no such line, or the network has diverged: that is not the shortest one.
     """
     side = margin > 0
     crossed = (side[1:] != side[:-1]).sum() + (side[:, 1:] != side[:, :-1]).sum()
-    return crossed * (2 * RADIUS / (len(margin) - 1))
+    drawn = margin.isfinite().all() & (crossed > 0)
+    return torch.where(drawn, crossed * (2 * RADIUS / (len(margin) - 1)), torch.nan)
 
 
 TASK = Toy2d

@@ -1,13 +1,17 @@
-"""The options of the tasks: what they may be, in one table, and what is said about the rest."""
+"""The tasks: what their options may be, in one table, and what their metrics mean."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 from adamo_lab.errors import LabError
-from adamo_lab.tasks import LEGAL, TASKS, all_options
+from adamo_lab.records import RunConfig
+from adamo_lab.tasks import LEGAL, TASKS, all_options, cifar100, grokking, language
+from adamo_lab.tasks.toy2d import boundary_length
+from adamo_lab.train import NORMS, make_task
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a word for a switch": ("cifar100", {"swa": "no"}, "swa must be true or false, got 'no'"),
@@ -57,9 +61,6 @@ def test_what_may_be_none_may_also_be_a_number() -> None:
 
 
 def test_the_choices_are_those_that_the_tasks_know() -> None:
-    from adamo_lab.tasks import cifar100, grokking, language
-    from adamo_lab.train import NORMS
-
     for option, known in (
         ("stem", cifar100.STEMS),
         ("precision", cifar100.PRECISIONS),
@@ -74,11 +75,15 @@ def test_the_choices_are_those_that_the_tasks_know() -> None:
 
 
 def test_pairs_are_left_to_test() -> None:
-    import torch
-
-    from adamo_lab.records import RunConfig
-    from adamo_lab.train import make_task
-
     config = RunConfig("grokking", "adamw", 0, 1, {"lr": 1.0}, {"p": 2, "train_share": 0.9})
     with pytest.raises(LabError, match=r"train_share 0\.9 takes 4 of 4 pairs; leave some"):
         make_task(config, torch.device("cpu"), None)
+
+
+def test_no_boundary_has_no_length() -> None:
+    """A network that says the same everywhere, or nothing at all, is not the smoothest."""
+    line = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]])
+    assert boundary_length(line).item() == pytest.approx(2 * 2.6)
+    assert boundary_length(line.abs()).isnan()
+    assert boundary_length(line * torch.nan).isnan()
+    assert boundary_length(torch.tensor([[-1.0, 1.0], [-1.0, torch.nan]])).isnan()
