@@ -16,6 +16,8 @@ import pytest
 import lab_fixtures as made
 from adamo_lab import claims, tables
 from adamo_lab.errors import LabError
+from adamo_lab.figures.curves import draw as draw_curves
+from adamo_lab.figures.curves import drawn_lines
 from adamo_lab.figures.dynamics import draw as draw_dynamics
 from adamo_lab.figures.dynamics import layers
 from adamo_lab.figures.look import canvas, power
@@ -237,6 +239,32 @@ def test_grid() -> None:
     assert second.axes == ("lr", "radial_lr")
     assert [len(ticks) for ticks in second.ticks] == [5, 5]
     assert second.values[0][0] == pytest.approx(0.738)
+
+
+def sweep_of(count: int) -> list[Record]:
+    """Settings that are the better the later, by the final accuracy."""
+    runs = []
+    for i in range(count):
+        config = RunConfig("digits", "adamw", 0, 7, {"lr": (1 + i) * 1e-3})
+        result = {"test_accuracy": 0.5 + 0.01 * i, "best_test_accuracy": 0.99 - 0.01 * i}
+        runs.append(made.record(config, result=result))
+    return runs
+
+
+def test_the_best_setting_is_that_with_the_best_final_accuracy() -> None:
+    runs = sweep_of(12)
+    (group,) = grouped(*runs)[1]
+    assert tables.columns_of(group)[0].metric.key == "test_accuracy"
+    assert [c.metric.key for c in tables.columns_of(group)][-1] == "best_test_accuracy"
+    assert [line.hyper["lr"] for line in drawn_lines(group)] == [12e-3]
+    assert "its best setting by test accuracy." in draw_curves(group)[0].caption
+    runs[-1].result["test_accuracy"] = None
+    assert [line.hyper["lr"] for line in drawn_lines(group)] == [11e-3]
+    caption = draw_curves(group)[0].caption
+    assert caption.endswith("by test accuracy, of those in which all runs have one.")
+    for run in runs:
+        run.result["test_accuracy"] = None
+    assert len(drawn_lines(group)) == 1
 
 
 def test_layers_in_order_of_depth() -> None:

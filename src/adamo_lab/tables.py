@@ -155,9 +155,11 @@ def columns_of(group: Group) -> list[Column]:
         return [Column(m) for m in present or group.study.metrics]
     known = {m.key: m for study in STUDIES.values() for m in study.metrics}
 
-    def place(key: str) -> tuple[int, str]:
-        first = key.startswith(("test_", "valid_", "val_"))
-        return (0 if key in known else 1 if first else 2 if key == "train_loss" else 3, key)
+    def place(key: str) -> tuple[bool, int, str]:
+        """Where a run ended comes first; the best on the way, which flatters, last."""
+        ended = key.startswith(("swa_", "test_", "valid_", "val_"))
+        kind = 2 if key == "train_loss" else 1 if key in known else 3
+        return key.startswith("best_"), 0 if ended else kind, key
 
     chosen = sorted(seen, key=place)[:MOST_COLUMNS]
     return [Column(known[key]) if key in known else guessed(key, group) for key in chosen]

@@ -35,17 +35,26 @@ def drawn_lines(group: Group) -> list[Line]:
     """All lines, or with a sweep's many the best of each optimizer."""
     if len(group.lines) <= MOST_LINES:
         return group.lines
-    column = columns_of(group)[0]
-    sign = 1 if column.metric.higher_is_better else -1
+    metric = columns_of(group)[0].metric
+    sign = 1 if metric.higher_is_better else -1
+    found = [(line, Summary.of(line.values(metric.key))) for line in group.lines]
+    whole = [pair for pair in found if not pair[1].missing]
 
-    def score(line: Line) -> float:
-        mean = Summary.of(line.values(column.metric.key)).mean
-        return -np.inf if mean is None else sign * mean
+    def score(pair: tuple[Line, Summary]) -> float:
+        return -np.inf if pair[1].mean is None else sign * pair[1].mean
 
-    best = {}
-    for line in sorted(group.lines, key=score, reverse=True):  # of equals the first, as in tables
+    best: dict[str, Line] = {}
+    for line, _ in sorted(whole or found, key=score, reverse=True):  # of equals the first
         best.setdefault(line.optimizer, line)
-    return [line for line in group.lines if line is best[line.optimizer]]
+    return [line for line in group.lines if line is best.get(line.optimizer)]
+
+
+def chosen_by(group: Group) -> str:
+    """How the lines were chosen, where not all are drawn."""
+    metric = columns_of(group)[0].metric
+    missing = any(v is None for line in group.lines for v in line.values(metric.key))
+    whole = ", of those in which all runs have one" if missing else ""
+    return f" Of every optimizer, its best setting by {metric.key.replace('_', ' ')}{whole}."
 
 
 def keys(group: Group, lines: list[Line]) -> list[str]:
@@ -114,7 +123,7 @@ def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
         " The band spans lowest to highest." if several else ""
     )  # fmt: skip
     if len(lines) < len(group.lines):
-        caption += " Of every optimizer, its best setting."
+        caption += chosen_by(group)
     alt = f"Line chart of {shown} over epochs for {listed(labels)}; at the end: {', '.join(ends)}"
     return finish(picture, group, key, caption, alt)
 
