@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +22,7 @@ from adamo_lab.figures.curves import drawn_lines
 from adamo_lab.figures.dynamics import draw as draw_dynamics
 from adamo_lab.figures.dynamics import layers
 from adamo_lab.figures.look import canvas, power
+from adamo_lab.figures.maps import landscapes
 from adamo_lab.figures.svg import slim
 from adamo_lab.grids import grids
 from adamo_lab.groups import Group, by_study, expected_options, lightened
@@ -459,6 +461,16 @@ def test_angles_are_drawn_side_by_side_where_others_than_adamo_have_them() -> No
         names |= {drawing.name for drawing in draw_dynamics(group, set())}
     assert {"table1-layer-norms", "table2-layer-norms", "table2-layer-angles"} <= names
     assert "table1-layer-angles" not in names  # as in the records of the first versions
+
+
+def test_the_landscape_with_the_most_paths_is_drawn() -> None:
+    runs = made.study_records("fig2", seeds=(0,))[:3]
+    few, all_three = made.landscape(runs[:1]), made.landscape(runs)
+    few.config = replace(few.config, options={"runs": few.result["runs"]})
+    for order in ((few, all_three), (all_three, few)):
+        (group,) = grouped(*runs, *order)[0]["fig2"]
+        (drawing,) = landscapes(group)
+        assert "AdamW, AdamO, radial SGD and AdamO" in drawing.alt
 
 
 def test_markdown(page: Path) -> None:

@@ -320,12 +320,13 @@ def train(configs: list[RunConfig], setup: Setup, engine: str, tensorboard: bool
     from rich.console import Console
 
     from .engines import View, Views, run_all
-    from .progress import Bars, Lines, TensorBoard
+    from .progress import Bars, Lines, TensorBoard, titles
 
-    console = Console()
+    console, names = Console(), titles(configs)
     if any(config.synthetic for config in configs):
         console.print("[yellow]Made-up data: the numbers say nothing about the real task.")
-    with Bars(console, len(configs)) if console.is_terminal else Lines(console) as display:
+    bars = Bars(console, len(configs), names) if console.is_terminal else Lines(console, names)
+    with bars as display:
         views: list[View] = [display]
         if tensorboard:
             views.append(TensorBoard(setup.out / "tensorboard"))
@@ -339,13 +340,28 @@ def draw_landscape(
     ended_well = all(o.status in ("finished", "known") for o in outcomes)
     if chosen.kind != "landscape" or not ended_well:
         return
+    from rich.console import Console
+
     from .engines import finished_record
     from .landscape import landscape
+    from .progress import counting
+    from .train import SNAPSHOTS
 
     seed = min(config.seed for config in configs)  # one picture will do
     runs = [finished_record(setup, config) for config in configs if config.seed == seed]
     folders = [run.folder for run in runs if run.folder]
-    record = landscape(folders, setup.out, data_dir=setup.data_dir, device=setup.device)
+    lost = [run.id for run in runs if run.folder and not (run.folder / SNAPSHOTS).exists()]
+    where = {"data_dir": setup.data_dir, "device": setup.device}
+    try:
+        with counting(Console(), f"landscape of seed {seed}") as progress:
+            record = landscape(folders, setup.out, **where, progress=progress)
+    except LabError as error:
+        if not lost or not runs[0].config.options["snapshots"]:
+            raise
+        raise LabError(
+            f"the runs are there, but {lost[0]} has lost its snapshots, which this landscape "
+            f"needs; to train it again, delete that folder"
+        ) from error
     print(f"landscape of seed {seed}: {record.id}")
 
 

@@ -80,7 +80,8 @@ def landscapes(group: Group) -> list[Drawing]:
     fit = [r for r in group.landscapes if {"loss", "xs", "ys"} <= {*r.arrays}]
     if not fit:
         return []
-    record = min(fit, key=lambda r: r.config.seed)
+    # the most paths; a study that was begun with fewer optimizers has left a plane of these alone
+    record = min(fit, key=lambda r: (-len(r.result.get("runs") or ()), r.config.seed, r.id))
     loss, xs, ys = (record.arrays[key] for key in ("loss", "xs", "ys"))
     loss = np.ma.masked_invalid(loss)
     picture, (axes,) = canvas(height=4.3)

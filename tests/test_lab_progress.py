@@ -1,0 +1,87 @@
+"""What a user is told while runs train."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from adamo_lab import cli, landscape
+from adamo_lab.engines import FINISHED, Outcome, Setup
+from adamo_lab.errors import LabError
+from adamo_lab.progress import Bars, Lines, titles
+from adamo_lab.records import Record, RunConfig, save
+from adamo_lab.studies import STUDIES, Request
+
+
+def config(
+    optimizer: str = "adamw", seed: int = 0, task: str = "digits", **hyper: Any
+) -> RunConfig:
+    return RunConfig(task, optimizer, seed, 5, {"lr": 1e-3, **hyper})
+
+
+@pytest.mark.parametrize("kind", [Bars, Lines])
+def test_a_run_that_diverged_is_not_ticked_off(kind: type) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=120)
+    bad, good = config(), config(task="language")
+    with kind(console, 2) if kind is Bars else kind(console) as view:
+        for one, loss in ((bad, None), (good, 0.5)):
+            view.started(one)
+            view.progressed(one, 1, {"epoch": 1, "train_loss": 1.5})
+            view.progressed(one, 2, {"epoch": 2, "train_loss": loss, "valid_loss": None})
+            view.ended(Outcome(one, FINISHED))
+    lines = text.getvalue().splitlines()
+    assert "! digits, AdamW, seed 0: diverged at epoch 2" in [line.strip() for line in lines]
+    assert "✓ language, AdamW, seed 0: train loss 0.5" in [line.strip() for line in lines]
+
+
+def test_what_varies_is_named() -> None:
+    sweep = [config(seed=seed, lr=lr, weight_decay=0.1) for lr in (1e-3, 2e-3) for seed in (0, 1)]
+    assert list(titles(sweep).values()) == [
+        f"digits, AdamW, lr {lr}, seed {seed}" for lr in (0.001, 0.002) for seed in (0, 1)
+    ]
+    assert [*titles([config(), config("adamo")]).values()] == [
+        "digits, AdamW, seed 0",
+        "digits, AdamO, seed 0",
+    ]
+    both = titles(STUDIES["language"].runs(Request(seeds=(0,)))).values()
+    assert "language, AdamW, corpus shakespeare, seed 0" in both
+    lengths = titles(STUDIES["tuning-cifar100"].runs(Request(seeds=(0,)))).values()
+    assert any("epochs 300" in title for title in lengths)
+    assert len({*lengths}) == len([*lengths])
+
+
+# --- the loss landscape
+
+
+def fig2(folder: Path) -> tuple[list[RunConfig], Setup, list[Outcome]]:
+    configs = [c for c in STUDIES["fig2"].runs(Request(seeds=(0,))) if c.optimizer == "adamw"]
+    for c in configs:
+        save(Record(c, FINISHED), folder / "fig2" / c.id)
+    return configs, Setup(folder / "fig2", folder), [Outcome(c, FINISHED) for c in configs]
+
+
+def test_a_landscape_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def quick(folders: Any, out: Path, *, progress: Any, **_: Any) -> Record:
+        progress(961, 961)
+        return Record(config(), FINISHED)
+
+    monkeypatch.setattr(landscape, "landscape", quick)
+    cli.draw_landscape(STUDIES["fig2"], *fig2(tmp_path))
+    assert "961/961" in capsys.readouterr().out
+
+
+def test_snapshots_that_are_gone_are_not_blamed_on_an_option(tmp_path: Path) -> None:
+    configs, setup, outcomes = fig2(tmp_path)
+    with pytest.raises(LabError) as caught:
+        cli.draw_landscape(STUDIES["fig2"], configs, setup, outcomes)
+    said = str(caught.value)
+    assert f"{configs[0].id} has lost its snapshots" in said
+    assert "delete that folder" in said
+    assert "snapshots=True" not in said
