@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from adamo_lab.cli import parse, parse_list, parse_seeds
+from adamo_lab.cli import parse, parse_list, parse_seeds, train
+from adamo_lab.engines import Setup
 from adamo_lab.errors import LabError
-from adamo_lab.records import load_all
+from adamo_lab.optimizers import settings
+from adamo_lab.records import FINISHED, Record, RunConfig, load_all, save
 from adamo_lab.studies import STUDIES
 
 
@@ -94,6 +96,45 @@ def test_missing_data_is_one_sentence(tmp_path: Path) -> None:
     result = lab("run", "cifar100", "--data-dir", str(tmp_path / "none"), "--out", str(tmp_path))
     assert result.returncode == 1
     assert "CIFAR-100 is not in" in result.stdout + result.stderr
+
+
+def test_missing_data_of_a_study_are_named_once_and_leave_no_records(tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    result = lab("study", "table1", "--data-dir", str(tmp_path / "none"), *out)
+    assert result.returncode == 1
+    assert (result.stdout + result.stderr).count("CIFAR-100 is not in") == 1
+    assert not [*tmp_path.rglob("run.json")]
+
+
+def test_what_has_its_data_runs(tmp_path: Path) -> None:
+    """Of the two texts of the study only one can be downloaded."""
+    configs = [
+        RunConfig("digits", "adamw", 0, 1, settings("digits", "adamw"), {"width": 4}),
+        RunConfig("cifar100", "adamw", 0, 1, settings("cifar100", "adamw")),
+        RunConfig("cifar100", "adam", 0, 1, settings("cifar100", "adam")),
+    ]
+    save(Record(configs[1], FINISHED), tmp_path / configs[1].id)  # needs no data any more
+    outcomes = train(configs, Setup(tmp_path, data_dir=tmp_path / "none"), "serial", False)
+    assert [o.status for o in outcomes] == ["finished", "known", "failed"]
+    assert "CIFAR-100 is not in" in outcomes[2].error
+    assert not (tmp_path / configs[2].id).exists()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [("0,6", "Seeds 5, 11 in place of 0, 6"), ("2", "Seeds 5, 6 in place of 0, 1"), ("5-6", "")],
+)
+def test_a_study_on_fresh_seeds_says_which(
+    monkeypatch: pytest.MonkeyPatch, seeds: str, said: str
+) -> None:
+    from typer.testing import CliRunner
+
+    from adamo_lab import cli
+
+    monkeypatch.setattr(cli, "train", lambda *_: [])
+    result = CliRunner().invoke(cli.app, ["study", "final-grokking", "--seeds", seeds])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(said) if said else not result.output
 
 
 def test_run_then_sweep_then_report(tmp_path: Path) -> None:

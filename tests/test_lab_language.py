@@ -247,7 +247,7 @@ def test_short_runs_have_a_schedule(epochs: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("corpus", CORPORA)
-@pytest.mark.parametrize("most", [64, 3], ids=["all windows", "three batches"])
+@pytest.mark.parametrize("most", [2048, 48], ids=["all windows", "the first 48"])
 def test_evaluation_equals_a_naive_one(
     monkeypatch: pytest.MonkeyPatch, corpus: str, most: int
 ) -> None:
@@ -256,7 +256,7 @@ def test_evaluation_equals_a_naive_one(
     model = new_model(it).eval()
     metrics = it.evaluate(model)
     text = it.corpus.valid
-    count = min((len(text) - 1) // 32, most * 16)
+    count = min((len(text) - 1) // 32, most)
     losses = []
     for i in range(count):
         logits = model(text[None, 32 * i : 32 * i + 32])[0]
@@ -268,6 +268,14 @@ def test_evaluation_equals_a_naive_one(
     if corpus == "shakespeare":
         torch.testing.assert_close(metrics["valid_bits"], loss / math.log(2))
     assert all(value.dim() == 0 for value in metrics.values())
+
+
+@torch.no_grad()
+def test_evaluation_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "EVALUATED", 48)
+    small, large = (task(batch=batch) for batch in (2, 64))
+    model = new_model(small).eval()
+    assert small.evaluate(model)["valid_loss"] == large.evaluate(model)["valid_loss"]
 
 
 def test_the_best_loss_passes_over_what_diverged() -> None:

@@ -269,6 +269,15 @@ def test_the_best_setting_is_that_with_the_best_final_accuracy() -> None:
     assert len(drawn_lines(group)) == 1
 
 
+def test_a_round_is_not_called_an_epoch() -> None:
+    found = {}
+    for study in ("language", "table2"):
+        (group, *_) = grouped(*made.study_records(study, seeds=(0,), rows=3))[0][study]
+        found[study] = draw_curves(group)[0].alt
+    assert "over rounds for" in found["language"]
+    assert "over epochs for" in found["table2"]
+
+
 def test_layers_in_order_of_depth() -> None:
     run = made.record(RunConfig("digits", "adamo", 0, 5, {"lr": 1e-3}))
     names = ["10.weight", "9.weight", "head.weight"]

@@ -150,6 +150,7 @@ def study(
     for unknown in (row for row in optimizer if row not in rows):
         raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
     configs = [config for config in configs if not optimizer or config.optimizer in optimizer]
+    tell_seeds(request.seeds, configs)
     setup = make_setup(out, name, data_dir, device, workers, ray_address)
     outcomes = train(configs, setup, engine, tensorboard)
     draw_landscape(chosen, configs, setup, outcomes)
@@ -325,12 +326,40 @@ def train(configs: list[RunConfig], setup: Setup, engine: str, tensorboard: bool
     console, names = Console(), titles(configs)
     if any(config.synthetic for config in configs):
         console.print("[yellow]Made-up data: the numbers say nothing about the real task.")
+    without = [] if engine == "ray" else without_data(configs, setup)  # its nodes have their own
+    for said in dict.fromkeys(outcome.error for outcome in without):
+        if len(without) == len(configs):
+            raise LabError(said)
+        console.print(f"[red]✗[/] {sum(o.error == said for o in without)} runs left out: {said}")
+    left_out = {outcome.config.id for outcome in without}
+    configs = [config for config in configs if config.id not in left_out]
     bars = Bars(console, len(configs), names) if console.is_terminal else Lines(console, names)
     with bars as display:
         views: list[View] = [display]
         if tensorboard:
             views.append(TensorBoard(setup.out / "tensorboard"))
-        return run_all(configs, setup, engine, Views(views))
+        return [*run_all(configs, setup, engine, Views(views)), *without]
+
+
+def without_data(configs: list[RunConfig], setup: Setup) -> list[Outcome]:
+    """The runs that would all fail alike for want of their data; those that are done need none."""
+    from . import data
+    from .engines import Outcome
+    from .records import FAILED, FINISHED, load_all
+
+    needs = {c.id: str(c.options.get("corpus", c.task)) for c in configs if not c.synthetic}
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(needs.values()):
+        try:
+            data.check(name, setup.data_dir)
+        except LabError as error:
+            missing[name] = str(error)
+    if not missing:
+        return []
+    found, _ = load_all(setup.root or setup.out)
+    done = {id for id, record in found.items() if record.status == FINISHED}
+    lacking = [c for c in configs if needs.get(c.id) in missing and c.id not in done]
+    return [Outcome(c, FAILED, missing[needs[c.id]]) for c in lacking]
 
 
 def draw_landscape(
@@ -391,6 +420,14 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if not seeds or min(seeds) < 0:
         raise LabError(f"--seeds takes a count (3), a list (0,2) or a range (5-9), got {text!r}")
     return seeds
+
+
+def tell_seeds(asked: tuple[int, ...], configs: list[RunConfig]) -> None:
+    """Some studies move the seeds that they are given."""
+    seeds = dict.fromkeys(config.seed for config in configs)
+    if {*seeds} != {*asked}:
+        ran, instead = (", ".join(map(str, numbers)) for numbers in (seeds, asked))
+        print(f"Seeds {ran} in place of {instead}: no trial has run on these.")
 
 
 def pairs(texts: Iterable[str]) -> dict[str, Any]:

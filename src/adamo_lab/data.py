@@ -341,6 +341,17 @@ def download(name: str, data_dir: Path | None = None) -> Path:
     raise LabError(f"unknown data set {name!r}; known are {', '.join(DOWNLOADS)} and wikitext2")
 
 
+def check(name: str, data_dir: Path | None) -> None:
+    """Raise what a run would when its data set is missing or damaged; others need no files."""
+    if name == "cifar100":
+        find_cifar100(data_dir)
+    elif name == "shakespeare":
+        shakespeare(data_dir)
+    elif name == "wikitext2":
+        wikitext2("train", data_dir)
+        wikitext2("valid", data_dir)
+
+
 def fetch(remote: Remote, where: Path) -> None:
     """A file whole and checked under its name; what a broken transfer left is gone on with."""
     target, part = where / remote.file, where / f"{remote.file}.part"

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from ..groups import YOURS, Group, Line
 from ..studies import STUDIES
 from ..tables import columns_of
+from ..tasks import unit
 from ..verdicts import Summary
 from .look import Drawing, canvas, finish, legend_below, legend_columns, listed, log_axis, plain
 
@@ -84,6 +85,7 @@ def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
     factor = 100 if percent and (key in known or at_most_one(lines, key)) else 1
     legend_rows = math.ceil(len(lines) / legend_columns([line.label for line in lines]))
     picture, (axes,) = canvas(height=2.75 + 0.17 * legend_rows)
+    epoch = unit(group.task)
     handles: list[Artist] = []
     labels, ends, extremes = [], [], []
     several = spread = False
@@ -107,7 +109,7 @@ def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
     name = LABELS.get(key, key.replace("_", " "))
     shown = f"{name} (%)" if factor == 100 else name
     axes.set_title(plain(shown))
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(epoch)
     if group.task == "grokking":
         log_axis(axes, "x")
     if min(extremes) > 0 and max(extremes) > 20 * min(extremes) and factor == 1:
@@ -119,12 +121,12 @@ def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
     axes.margins(x=0.02)
     legend_below(picture, handles, labels)
     caption = f"{name[0].upper()}{name[1:]} over training. {count(lines, several)}"
-    caption += " Band: one standard deviation over the steps of an epoch." if spread else (
+    caption += f" Band: one standard deviation over the steps of one {epoch}." if spread else (
         " The band spans lowest to highest." if several else ""
     )  # fmt: skip
     if len(lines) < len(group.lines):
         caption += chosen_by(group)
-    alt = f"Line chart of {shown} over epochs for {listed(labels)}; at the end: {', '.join(ends)}"
+    alt = f"Line chart of {shown} over {epoch}s for {listed(labels)}; at the end: {', '.join(ends)}"
     return finish(picture, group, key, caption, alt)
 
 

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 
 from ..groups import Group, Line
 from ..records import Record
+from ..tasks import unit
 from .curves import drawn_lines
 from .look import WIDTH, Drawing, finish, listed, log_axis, plain
 
@@ -127,7 +128,7 @@ def panels(count: int, legend_rows: int, group: Group) -> tuple[Figure, list[Axe
     )  # fmt: skip
     axes = [picture.add_subplot(grid[i // 2, i % 2]) for i in range(count)]
     for panel in axes[-2:]:
-        panel.set_xlabel("epoch")
+        panel.set_xlabel(unit(group.task))
     return picture, axes
 
 

@@ -69,7 +69,6 @@ class Drawing:
     svg: bytes
     png: bytes
     size: tuple[int, int]  # CSS pixels
-    wide: bool = False  # takes the whole width of the page
 
 
 @contextlib.contextmanager
@@ -89,9 +88,7 @@ def canvas(
     return figure, list(axes.flat)
 
 
-def finish(
-    figure: Figure, group: Group, what: str, caption: str, alt: str, wide: bool = False
-) -> Drawing:
+def finish(figure: Figure, group: Group, what: str, caption: str, alt: str) -> Drawing:
     """Put the banner into the picture and save it twice."""
     if group.banners:
         figure.suptitle(
@@ -118,7 +115,6 @@ def finish(
         svg=slim(svg.getvalue()).encode(),
         png=png.getvalue(),
         size=(width, height),
-        wide=wide,
     )
 
 

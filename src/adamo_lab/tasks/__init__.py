@@ -21,6 +21,7 @@ class Info:
     epochs: int  # the full length
     defaults: Mapping[str, Any]  # a run's config holds all of these
     later: Mapping[str, Any] = field(default_factory=dict)  # younger: held where changed; ids stay
+    unit: str = "epoch"  # what figures call one
 
 
 Rule = tuple[str, Callable[[Any], bool]]  # in words, and as a test
@@ -116,6 +117,7 @@ TASKS = {
             "every": None,
             **WATCHING,
         },
+        unit="round",
     ),
     "toy2d": Info(
         "two spirals in the plane: decision boundaries and norms",
@@ -138,6 +140,11 @@ def info(name: str) -> Info:
     if name not in TASKS:
         raise LabError(f"unknown task {name!r}; known are {', '.join(TASKS)}")
     return TASKS[name]
+
+
+def unit(name: str) -> str:
+    """What one pass of the training loop is called in a figure of this task, or of any other."""
+    return TASKS[name].unit if name in TASKS else "epoch"
 
 
 def task_class(name: str) -> type[Task]:

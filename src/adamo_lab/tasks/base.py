@@ -35,8 +35,6 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    title: ClassVar[str]
-    unit: ClassVar[str] = "epoch"
 
     def __init__(self, config: RunConfig, device: torch.device, data_dir: Path | None) -> None:
         self.config = config

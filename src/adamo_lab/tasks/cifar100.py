@@ -94,7 +94,6 @@ class Cifar100(Task):
     """
 
     name = "cifar100"
-    title = "CIFAR-100"
 
     def load(self) -> None:
         self.dtype = PRECISIONS[self.options["precision"]]

@@ -43,7 +43,6 @@ def made_digits() -> tuple[Tensor, Tensor]:
 
 class Digits(Task):
     name = "digits"
-    title = "Handwritten digits"
 
     def load(self) -> None:
         self.schedule = self.options.get("schedule", "constant")

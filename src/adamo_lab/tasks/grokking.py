@@ -63,7 +63,6 @@ MODELS = {"embedding": EmbeddingMLP, "one-hot": OneHotMLP}
 
 class Grokking(Task):
     name = "grokking"
-    title = "Modular addition"
 
     def load(self) -> None:
         p = self.options["p"]

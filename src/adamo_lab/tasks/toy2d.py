@@ -29,7 +29,6 @@ class Toy2d(Task):
     """The data are made by formula: ``synthetic`` changes nothing here."""
 
     name = "toy2d"
-    title = "Two spirals"
 
     def load(self) -> None:
         generator = self.generator(-1)
