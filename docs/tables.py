@@ -142,7 +142,8 @@ def sensitivity(name: str) -> str:
         shares = [grid_values(group, grid.line.optimizer, key) for key in GRID_METRICS]
         rows.append([
             grid.line.entry.label, str(len(grid.measured)), f"{100 * grid.best:.1f}",
-            grid.best_setting, *(f"{spread(x, 100, 0)} %" for x in shares), str(len(shares[0])),
+            grid.best_setting, *(f"{spread(x, 100, 0)} %" if x else grid.finding for x in shares),
+            str(len(shares[0])),
         ])  # fmt: skip
     return table(rows)
 

@@ -158,14 +158,15 @@ def grid_values(group: Group, optimizer: str, key: str) -> list[float | None]:
 
 
 def grid_table(group: Group, maps: list[Grid]) -> Table:
-    heads = [("settings", ("",)), (f"best {heading(maps[0].metric)}", ("",))]
+    heads = [("settings", ("",)), ("runs", ("",)), (f"best {heading(maps[0].metric)}", ("",))]
     heads += [("at", ("",)), ("within 1 point of its best", ("",))]
-    ranked = all(m.complete for m in maps)
+    ranked = len(maps) > 1 and all(m.complete for m in maps)
     rows = [
         Row(
             m.line.entry.label,
             [
-                Cell(str(m.count) if m.complete else f"{len(m.measured)} of {m.count}"),
+                Cell(str(m.count)),
+                Cell(str(m.runs)),
                 Cell(number(m.best, m.metric), ranked and m.best == max(x.best for x in maps)),
                 Cell(m.best_setting),
                 Cell(f"{m.near} ({m.share})" if m.complete else m.finding),
