@@ -101,6 +101,7 @@ def test_early_accuracy_by_hand() -> None:
     shortened = {10: 0.5, 20: 0.7, 21: 0.9}
     assert value(curve("adamw", 0, shortened, 30), "early_test_accuracy") == pytest.approx(0.6)
     assert value(curve("adamw", 0, {}), "early_test_accuracy") is None
+    assert value(curve("adamw", 0, {300: 0.9}), "early_test_accuracy") is None
 
 
 def test_a_curve_that_divergence_cut_off_has_no_mean() -> None:

@@ -142,7 +142,7 @@ def test_what_was_counted_survives_a_stop(tmp_path: Path) -> None:
 
 def test_there_is_nothing_else_to_watch(tmp_path: Path) -> None:
     what = RunConfig("digits", "adamw", 0, 1, settings("digits", "adamw"), {"watch": "norm"})
-    with pytest.raises(LabError, match="watch may be true, false or 'norms', and not 'norm'"):
+    with pytest.raises(LabError, match="watch must be true, false or norms, got 'norm'"):
         train(what, tmp_path)
 
 

@@ -32,9 +32,8 @@ def reaches(points: list[tuple[float, float]], epoch: float) -> bool:
 def early_test_accuracy(run: Record) -> float | None:
     """Mean test accuracy over the epochs that Figure 3 shows."""
     points = accuracies(run)
-    if not reaches(points, SHOWN):
-        return None
-    return statistics.fmean(y for epoch, y in points if epoch <= SHOWN)
+    found = [y for epoch, y in points if epoch <= SHOWN]
+    return statistics.fmean(found) if found and reaches(points, SHOWN) else None
 
 
 def gain_at_drops(run: Record) -> float | None:

@@ -162,8 +162,8 @@ def all_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         if option not in known:
             raise LabError(f"{name} has no option {option!r}; it has {', '.join(known)}")
         words, legal = LEGAL[option]
-        unset = value is None and known[option] is None
-        if not unset and not legal(value):
+        besides: list[Any] = [None] if known[option] is None else []
+        if value not in besides and not legal(value):
             raise LabError(f"{option} must be {words}, got {value!r}")
         if option in task.defaults or value != known[option]:
             # 0 and 0.0 are one setting and must be one run
