@@ -46,7 +46,7 @@ def settled(name: str) -> list[Group]:
 
 def study(
     name: str,
-    columns: dict[str, tuple[str, float, int]],
+    columns: Mapping[str, tuple[str, float, int]],
     options: Mapping[str, Any] | None = None,
 ) -> str:
     """Mean ± standard deviation of some results, each with the paper's value where it prints any.
@@ -65,7 +65,7 @@ def study(
 
 def group_table(
     group: Group,
-    columns: dict[str, tuple[str, float, int]],
+    columns: Mapping[str, tuple[str, float, int]],
     printed: Mapping[str, Mapping[str, tuple[float, float | None]]],
 ) -> str:
     """One table, and below it what ran it; hardware is a column only if rows differ in it."""
