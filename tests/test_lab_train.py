@@ -18,7 +18,7 @@ from adamo_lab.records import Record, RunConfig
 from adamo_lab.tasks import TASKS, all_options
 from adamo_lab.tasks.base import Phase
 from adamo_lab.tasks.grokking import EmbeddingMLP, OneHotMLP, grokking_epoch
-from adamo_lab.train import CHECKPOINT, Run, Stopped, angle, make_task, train
+from adamo_lab.train import CHECKPOINT, Run, Stopped, angle, make_task, threads, train
 from adamo_optim import AdamO
 
 KILLS = 20
@@ -49,6 +49,42 @@ def test_a_stopped_run_ends_like_one_that_was_not(tmp_path: Path, optimizer: str
     parts = train(what, tmp_path / "parts")
     assert outcome(parts) == outcome(whole)
     assert not (tmp_path / "parts" / CHECKPOINT).exists()
+
+
+def test_a_run_that_is_asked_to_stop_leaves_a_checkpoint_at_any_moment(tmp_path: Path) -> None:
+    """Also between two looks at whether it was asked."""
+    asked: list[bool] = []
+
+    def stop() -> bool:
+        asked.append(len(asked) % 2 == 1)
+        return asked[-1]
+
+    with pytest.raises(Stopped):
+        train(config(), tmp_path, stop=stop)
+    assert asked == [False, True]
+    assert torch.load(tmp_path / CHECKPOINT, weights_only=True)["epoch"] == 2
+
+
+def test_a_run_goes_on_with_the_threads_it_began_with(tmp_path: Path) -> None:
+    what = config("digits", "adamo", 3)
+    with threads(2):
+        whole = train(what, tmp_path / "whole")
+        with pytest.raises(Stopped):
+            train(what, tmp_path / "parts", stop=lambda: True)
+    with threads(1):
+        parts = train(what, tmp_path / "parts")
+        assert torch.get_num_threads() == 1
+    assert parts.environment["threads"] == whole.environment["threads"] == 2
+    assert outcome(parts) == outcome(whole)
+
+
+def test_a_checkpoint_of_before_threads_were_kept_can_be_read(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(config(), tmp_path, stop=lambda: True)
+    state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    del state["threads"]
+    torch.save(state, tmp_path / CHECKPOINT)
+    assert train(config(), tmp_path).environment["threads"] == torch.get_num_threads()
 
 
 def written(path: Path) -> int:

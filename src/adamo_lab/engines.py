@@ -27,7 +27,11 @@ KNOWN, STOPPED = "known", "stopped"
 
 @dataclass(frozen=True)
 class Setup:
-    """How and where to train; none of it changes a result."""
+    """How and where to train; beyond rounding, none of it changes a result.
+
+    On a CPU the number of workers decides how many threads a run has, and these how it rounds; its
+    record says how many, and a run that goes on keeps them.
+    """
 
     out: Path  # one folder a run below it
     root: Path | None = None  # a record anywhere below counts as done; default: ``out``

@@ -3,7 +3,7 @@
 Everything random in an epoch follows from the seed and the epoch's number. A checkpoint at the end
 of an epoch therefore holds the weights, the optimizer, the rows so far, and no random state: a run
 that was killed goes on from its last checkpoint and ends with the same weights and the same record
-(bit for bit on the CPU).
+(bit for bit on the CPU, with as many threads as it began with).
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Run:
         self.angles: list[Tensor] = []  # by which that step turned them
         self.pending: dict[str, Any] = {}  # what the device has not computed yet
         self.late = False
+        self.threads = torch.get_num_threads()
         self.resume()
 
     # --- training
@@ -281,6 +282,7 @@ class Run:
             "seconds": seconds,
             "began_as": began_as,
             "norms": self.norms.state_dict() if self.norms else {},
+            "threads": self.threads,
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -304,6 +306,8 @@ class Run:
         self.average, self.averaged = state["average"], state["averaged"]
         self.rows, self.dynamics = json.loads(state["rows"]), json.loads(state["dynamics"])
         self.seconds, self.began_as = state["seconds"], state.get("began_as", "")
+        if self.task.device.type == "cpu":  # another number of them rounds otherwise
+            self.threads = state.get("threads", self.threads)
         if self.norms:
             self.norms.load_state_dict(state["norms"])
 
@@ -347,24 +351,51 @@ def train(
 ) -> Record:
     """Train one run to its end, or to the moment ``stop`` says so."""
     task = make_task(config, torch.device(device), data_dir)
-    run = Run(config, task, folder)
-    saved = time.monotonic()
+    return drive(Run(config, task, folder), train_epoch, progress, stop, checkpoint_seconds)
+
+
+def train_epoch(run: Run) -> Row | None:
+    started = time.monotonic()
     with no_denormals():
+        for _ in run.train(run.task.batches(run.epoch)):
+            pass
+        row = run.collect()
+    run.seconds += time.monotonic() - started
+    return row
+
+
+def drive(
+    run: Run,
+    epoch: Callable[[Run], Row | None],
+    progress: Progress | None,
+    stop: Callable[[], bool],
+    checkpoint_seconds: float,
+) -> Record:
+    """Epoch after epoch to the end, with checkpoints on the way, or to the moment of a stop."""
+    saved = time.monotonic()
+    with threads(run.threads):
         while not run.over:
-            started = time.monotonic()
-            for _ in run.train(task.batches(run.epoch)):
-                pass
-            row = run.collect()
-            now = time.monotonic()
-            run.seconds += now - started
+            row = epoch(run)
             if progress:
-                progress(config, run.epoch, row or {})
-            if stop() or now - saved > checkpoint_seconds:
+                progress(run.config, run.epoch, row or {})
+            stopping = stop() and not run.over  # asked once: a signal may come at any moment
+            if stopping or time.monotonic() - saved > checkpoint_seconds:
                 run.checkpoint()
-                saved = now
-            if stop() and not run.over:
-                raise Stopped(config.id)
-    return run.finish()
+                saved = time.monotonic()
+            if stopping:
+                raise Stopped(run.config.id)
+        return run.finish()
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many of torch's on the CPU, for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
