@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -84,7 +85,7 @@ def test_every_optimizer_sees_the_same_batches(tmp_path: Path, make: Any) -> Non
     spy = Spy()
     comparison = run(tmp_path, make(), spy, optimizers=("adamw", "adamo"))
     assert [r.error for r in comparison.records] == ["", ""]
-    seen = spy.seen[1:]  # the first was the rehearsal's
+    seen = spy.seen[2:]  # the first two were the rehearsal's
     half = len(seen) // 2
     first, second = seen[:half], seen[half:]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -101,8 +102,9 @@ def test_a_loader_without_randomness_and_equal_first_losses(tmp_path: Path) -> N
         return value
 
     run(tmp_path, loss=loss, optimizers=("adamw", "adam", "adamo"), epochs=1)
-    steps = firsts[True][1:]  # two a run: the first before any update
-    assert steps[0] == steps[2] == steps[4], "weights and dropout are the same"
+    rehearsed, steps = firsts[True][:2], firsts[True][2:]
+    assert rehearsed[0] == rehearsed[1]
+    assert steps[0] == steps[2] == steps[4], "weights and dropout are the same"  # two steps a run
     assert steps[1] != steps[3]
 
 
@@ -245,12 +247,18 @@ def cross_entropy(criterion: nn.Module, model: nn.Module, batch: Any) -> Tensor:
     return criterion(model(batch[0]).expand(-1, 2), (batch[1].flatten() > 0).long())
 
 
+def function_of(n: int) -> Any:
+    return lambda epoch: (CONSTANT * 3)[:n]
+
+
 PAIRS: dict[str, Any] = {
     "an object": [{"loss": Scaled(1.0)}, {"loss": Scaled(3.0)}],
     "a partial": [{"loss": partial(times, factor=1.0)}, {"loss": partial(times, factor=3.0)}],
     "a module in a partial": [{"loss": smoothed(0.0)}, {"loss": smoothed(0.5)}],
     "an example batch": [{}, {"example_batch": X[:8]}],
     "the number of batches": [{}, {"loader": CONSTANT[:1]}],
+    "a later batch": [{}, {"loader": [CONSTANT[0], (X[32:], 1 - Y[32:])]}],
+    "a function for a loader": [{"loader": function_of(2)}, {"loader": function_of(6)}],
 }
 
 
@@ -262,6 +270,115 @@ def test_a_change_that_shows_outside_the_code_is_seen(tmp_path: Path, name: str)
     ]
     assert versions[0] != versions[1]
     assert versions[0] == versions[2]
+
+
+CFG: dict[str, Any] = {"scale": 1.0, "weights": torch.ones(1)}
+FACTOR = 1.0
+HISTORY: list[float] = []
+
+
+def scaled_loss(model: nn.Module, batch: Any) -> Tensor:
+    return (CFG["scale"] * CFG["weights"] * loss_fn(model, batch)).mean()
+
+
+class Factor(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(FACTOR * input)
+
+
+GLOBALS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "an entry of a dict": lambda patch: patch.setitem(CFG, "scale", 100.0),
+    "a tensor": lambda patch: patch.setitem(CFG, "weights", torch.full((1,), 1.00001)),
+    "in forward": lambda patch: patch.setattr(sys.modules[__name__], "FACTOR", 2.0),
+}
+
+
+@pytest.mark.parametrize("change", GLOBALS.values(), ids=GLOBALS.keys())
+def test_a_changed_global_is_another_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    def trained() -> Any:
+        known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path}
+        (record,) = compare(
+            lambda: Factor(nn.Linear(4, 1)), CONSTANT, scaled_loss, optimizers=("adamw",), **known
+        ).records
+        return record
+
+    first, same = trained(), trained()
+    change(monkeypatch)
+    changed = trained()
+    assert first.id == same.id != changed.id
+    assert first.result["train_loss"] != changed.result["train_loss"]
+
+
+def test_what_a_loss_collects_is_no_setting(tmp_path: Path) -> None:
+    """A log, a counter, and what is computed once."""
+    calls, cache = 0, {}
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        cache.setdefault("mean", batch[1].mean())
+        value = loss_fn(model, batch)
+        HISTORY.append(value.item())
+        return value
+
+    first, second = run(tmp_path, loss=loss), run(tmp_path, loss=loss)
+    assert [r.id for r in first.records] == [r.id for r in second.records]
+
+
+def test_what_no_description_tells_shows_in_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return float(os.environ["SCALE"]) * loss_fn(model, batch)
+
+    ids = []
+    for scale in ("1", "2", "1"):
+        monkeypatch.setenv("SCALE", scale)
+        ids.append(run(tmp_path, loss=loss).records[0].id)
+    assert ids[0] == ids[2] != ids[1]
+
+
+def test_a_loss_that_is_never_the_same_twice(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return loss_fn(model, batch) * noise.random()
+
+    assert run(tmp_path, loss=loss).records[0].id == run(tmp_path, loss=loss).records[0].id
+
+
+def test_the_rehearsal_does_not_depend_on_threads(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4000), nn.Tanh(), nn.Linear(4000, 1))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        threads.append(torch.get_num_threads())
+        return loss_fn(model, batch)
+
+    before, ids = torch.get_num_threads(), []
+    threads: list[int] = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path}
+            ids.append(compare(model, CONSTANT, loss, **known, fresh=True).records[0].id)
+            assert threads[0] == 1
+            assert threads[-1] == torch.get_num_threads() == count
+            threads.clear()
+    finally:
+        torch.set_num_threads(before)
+    assert ids[0] == ids[1]
+
+
+def test_a_record_that_was_there_is_named(tmp_path: Path) -> None:
+    assert run(tmp_path, seeds=(0,)).known == []
+    again = run(tmp_path, seeds=(0, 1))
+    assert [r.config.seed for r in again.records if r.id in again.known] == [0, 0]
+    last = again.table().splitlines()[-1]
+    assert last == "A record was there, and fresh=True trains again: AdamW, seed 0; AdamO, seed 0"
+    assert run(tmp_path, fresh=True).known == []
 
 
 def test_frozen_unused_and_strided_parameters_have_their_own_diagnostics(tmp_path: Path) -> None:
@@ -337,12 +454,31 @@ def test_an_interrupted_run_goes_on_exactly(
     assert [r.metrics for r in parts.records] == [r.metrics for r in whole.records]
 
 
+def test_a_fresh_comparison_that_was_interrupted_goes_on_without_fresh(tmp_path: Path) -> None:
+    """What was there before is gone for all runs, also for those that had not begun again."""
+    run(tmp_path, epochs=3)
+
+    def interrupt(config: Any, epoch: int, row: Any) -> None:
+        if epoch == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="the same call without fresh=True goes on"):
+        run(tmp_path, epochs=3, fresh=True, progress=interrupt)
+    seen: list[tuple[str, int]] = []
+
+    def note(config: Any, epoch: int, row: Any) -> None:
+        seen.append((config.optimizer, epoch))
+
+    run(tmp_path, epochs=3, progress=note)
+    assert seen == [("adamw", 2), ("adamw", 3), ("adamo", 1), ("adamo", 2), ("adamo", 3)]
+
+
 def test_one_failure_leaves_the_others_alone(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         calls.append(1)
-        if len(calls) == 4:  # after the rehearsal and one epoch
+        if len(calls) == 5:  # after the rehearsal and one epoch
             raise RuntimeError("no luck")
         return loss_fn(model, batch)
 
@@ -402,6 +538,9 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         r"error must be one number a batch, got shape \(\d+,\)",
     ),
     "seeds": ({"seeds": ()}, r"seeds must be different and at least one, got \(\)"),
+    "no seed": ({"seeds": 0}, "seeds must be different and at least one, got 0"),
+    "part of a seed": ({"seeds": (0.5,)}, r"seeds must be whole numbers, or how many, got \(0.5,"),
+    "no number": ({"seeds": "3"}, "seeds must be whole numbers, or how many, got '3'"),
     "negative seed": ({"seeds": (-1,)}, "seeds must be >= 0, got -1"),
     "twice": ({"optimizers": ("adam", "adam")}, "optimizers must be different"),
     "word": ({"optimizers": "adamw"}, "optimizers must be different and at least one, got 'adamw'"),
@@ -463,6 +602,46 @@ def test_every_optimizer_has_the_same_start(
     with pytest.raises(LabError, match=message):
         compare(make, CONSTANT, loss_fn, epochs=1, report=False, out=tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+class Augmented(Noisy):
+    """Random numbers of its own, which go on from one run to the next."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return X[i] + self.rng.random(), Y[i]
+
+
+@pytest.mark.parametrize("name", ["train_loader", "valid_loader"])
+def test_data_with_a_generator_of_their_own_are_refused(tmp_path: Path, name: str) -> None:
+    loaders = {"train_loader": CONSTANT, name: DataLoader(Augmented(), batch_size=16)}
+    message = f"{name} gave two different first batches under the same seed; .* no generator"
+    with pytest.raises(LabError, match=message):
+        run(tmp_path, loaders.pop("train_loader"), **loaders)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_validation_loader_with_a_generator_is_seeded(tmp_path: Path) -> None:
+    sampler = RandomSampler(DATA, num_samples=16, generator=torch.Generator())
+    loader = DataLoader(DATA, batch_size=16, sampler=sampler)
+    still = {"sgd": {"lr": 1e-30}}
+    known: dict[str, Any] = {"optimizers": ("sgd",), "hyper": still, "valid_loader": loader}
+    (record,) = run(tmp_path, loss=lambda m, b: loss_fn(m.eval(), b), **known).records
+    first, second = (row["valid_loss"] for row in record.metrics)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("seeds", "meant"),
+    [(2, [0, 1]), (np.arange(2), [0, 1]), ((np.int64(3),), [3]), (np.int64(1), [0])],
+    ids=["a count", "an array", "a numpy integer", "a count in numpy"],
+)
+def test_seeds_may_be_a_count_or_numpy_s(tmp_path: Path, seeds: Any, meant: list[int]) -> None:
+    comparison = run(tmp_path, seeds=seeds, epochs=np.int64(1), optimizers=("adamw",))
+    assert [r.config.seed for r in comparison.records] == meant
+    assert load_all(tmp_path)[1] == []
 
 
 def test_a_loss_of_shape_one_is_a_number(tmp_path: Path) -> None:

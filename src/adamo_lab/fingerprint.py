@@ -1,93 +1,238 @@
-"""Has the experiment changed? A digest of a user's model, batches and code answers it."""
+"""Has the experiment changed? Digests of a user's model, batches and code answer it.
+
+Code counts as what Python runs: comments do not matter, and the same text at a prompt will do. What
+is installed (torch, numpy, the standard library) counts by its name, and so do objects of classes
+from there, unless ``KINDS`` says what is in them: a logger or a writer tells when it was made.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import dis
+import functools
 import hashlib
-import inspect
-import re
+import sys
+import sysconfig
 import types
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from enum import Enum
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+LONGEST = 10_000  # of a list that is longer so many values, evenly spread
+ENTRIES = 1 << 22  # of a tensor
+VALUES = 1_000_000  # of all there is; beyond, and deeper than DEEPEST, types alone
+DEEPEST = 100
+MAIN = "__main__"
 
 
-def absorb(digest: Any, value: Any) -> None:
-    """Take a batch, weights or texts into a digest; of other objects, only the type."""
-    for leaf in leaves(value):
-        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-            data = leaf.detach().cpu().contiguous().flatten()
-            digest.update(repr((leaf.dtype, tuple(leaf.shape))).encode())
-            digest.update(data.view(torch.uint8).numpy().tobytes() if len(data) else b"")
-        elif isinstance(leaf, np.ndarray):
-            digest.update(leaf.tobytes())
-        elif isinstance(leaf, (str, bytes, int, float, type(None))):
-            digest.update(repr(leaf).encode())
-        else:
-            digest.update(type(leaf).__name__.encode())
+def fingerprint(roots: Mapping[str, Any]) -> dict[str, str]:
+    """Digests by name: of these values, and of all that functions and objects in them use.
 
-
-def repr_of(value: Any) -> str:
-    return re.sub(r"0x[0-9a-f]+", "", repr(value))  # an address says nothing
-
-
-def source_of(part: Any, known: set[Any]) -> str:
-    """The text of a function or class, with the functions and numbers it uses.
-
-    Of an object its class and its numbers, of a ``functools.partial`` what it was given.
+    A global of a function and an attribute of an object have digests of their own, so that one that
+    changes while the code runs, such as a list of results, can be told from the rest.
     """
-    if isinstance(part, partial):
-        given = [*enumerate(part.args), *sorted(part.keywords.items())]
-        told = (f"{key} = {text_of(x) or source_of(x, known)}\n" for key, x in given)
-        return source_of(part.func, known) + "".join(told)
-    if part is None:
-        return ""
-    if not isinstance(part, types.FunctionType | type):
-        inside = sorted(getattr(part, "__dict__", {}).items())
-        return source_of(type(part), known) + "".join(f"{k} = {text_of(v)}\n" for k, v in inside)
-    if part in known or (isinstance(part, type) and part.__module__.startswith("torch.")):
-        return ""
-    known.add(part)
-    try:
-        text = inspect.getsource(part)
-    except (OSError, TypeError):  # typed in at a prompt
-        code = getattr(part, "__code__", None)
-        text = code.co_code.hex() if code else part.__qualname__
-    if not isinstance(part, types.FunctionType):
-        return text
-    try:
-        used = inspect.getclosurevars(part)
-    except ValueError:  # it uses a name that has no value yet
-        return text
-    for name, value in sorted({**used.globals, **used.nonlocals}.items()):
-        if isinstance(value, types.FunctionType) and not value.__module__.startswith("torch."):
-            text += source_of(value, known)
-        elif isinstance(value, (str, int, float, tuple, type(None))):  # lists may collect results
-            text += f"{name} = {repr_of(value)}\n"
-    return text
+    walk = Walk()
+    waiting = deque(roots.items())
+    parts: dict[str, Any] = {}
+    while waiting:
+        name, value = waiting.popleft()
+        parts.setdefault(name, hashlib.sha256()).update(walk.digest(value))
+        waiting += walk.used
+        walk.used.clear()
+    return {name: part.hexdigest() for name, part in parts.items()}
 
 
-def text_of(value: Any) -> str:
-    """Numbers, words, tensors and what is made of them; nothing of other objects."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        digest = hashlib.sha256()
-        absorb(digest, value)
-        return digest.hexdigest()
-    if isinstance(value, Mapping):
-        return "".join(f"{key}: {text_of(x)}, " for key, x in value.items())
-    if isinstance(value, (list, tuple)):
-        return "".join(f"{text_of(x)}, " for x in value)
-    return repr_of(value) if isinstance(value, (str, bytes, int, float, type(None))) else ""
+class Walk:
+    """One way through values, each of them described once."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Any, bytes]] = {}  # the value, too, so that its id stays its
+        self.used: list[tuple[str, Any]] = []  # what those met so far use, by name
+
+    def digest(self, value: Any, depth: int = 0) -> bytes:
+        if id(value) in self.known:
+            return self.known[id(value)][1]
+        name = name_of(value)
+        self.known[id(value)] = value, name.encode()  # where it is met inside itself
+        whole = hashlib.sha256(name.encode())
+        if depth < DEEPEST and len(self.known) < VALUES:
+            kind = FOREIGN if is_foreign(value) else kind_of(value)
+            inside = kind.inside(value)
+            if not isinstance(inside, bytes):
+                digests = [self.digest(part, depth + 1) for part in inside]
+                inside = b"".join(sorted(digests) if isinstance(value, Set) else digests)
+            whole.update(inside)
+            self.used += [(f"{name}.{key}", part) for key, part in kind.uses(value).items()]
+        self.known[id(value)] = value, whole.digest()
+        return whole.digest()
 
 
-def leaves(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        for value in batch:
-            yield from leaves(value)
-    else:
-        yield batch
+# --- what is in a value
+
+
+class Kind(NamedTuple):
+    types: Any  # for isinstance
+    inside: Callable[[Any], bytes | Iterable[Any]]  # what it is made of
+    uses: Callable[[Any], Mapping[str, Any]] = lambda value: {}  # by name, digested on their own
+
+
+def spread(values: Iterable[Any]) -> list[Any]:
+    found = list(values)
+    return [len(found), *found[:: len(found) // LONGEST + 1]]
+
+
+def entries(tensor: Tensor) -> Iterator[Any]:
+    yield from (str(tensor.dtype), str(tensor.layout))
+    if is_lazy(tensor) or tensor.is_nested:
+        return
+    yield tuple(tensor.shape)
+    if tensor.layout == torch.strided and not tensor.is_meta:
+        flat = tensor.detach().resolve_conj().resolve_neg().flatten()
+        data = flat[:: len(flat) // ENTRIES + 1].cpu().contiguous()
+        yield data.view(torch.uint8).numpy().tobytes() if len(data) else b""
+
+
+def array_entries(array: np.ndarray) -> list[Any]:
+    flat = array.ravel()
+    if array.dtype == object:  # its bytes are addresses
+        return [array.shape, flat.tolist()]
+    return [str(array.dtype), array.shape, flat[:: len(flat) // ENTRIES + 1].tobytes()]
+
+
+def code_parts(code: types.CodeType) -> list[Any]:
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    return [code.co_code, code.co_consts, *names]
+
+
+def used_by(function: types.FunctionType) -> dict[str, Any]:
+    """Globals, also those of other modules, variables of outer functions, defaults."""
+    found: dict[str, Any] = {}
+    for name, *attributes in loads(function.__code__):
+        if name in function.__globals__:
+            value = function.__globals__[name]
+            while isinstance(value, types.ModuleType) and attributes and not is_foreign(value):
+                name = f"{name}.{attributes[0]}"
+                value = getattr(value, attributes.pop(0), None)
+            found[name] = value
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it has no value yet
+            found[name] = cell.cell_contents
+    defaults = {"defaults": function.__defaults__, "kwdefaults": function.__kwdefaults__}
+    return {**dict(sorted(found.items())), **defaults, **vars(function)}
+
+
+def loads(code: types.CodeType) -> Iterator[list[str]]:
+    """Every global that is read, with the attributes that are read of it: ["config", "scale"]."""
+    chain: list[str] = []
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
+            chain.append(step.argval)
+        elif step.opname != "EXTENDED_ARG":
+            if chain:
+                yield chain
+            chain = [step.argval] if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else []
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from loads(inner)
+
+
+def members(cls: type) -> dict[str, Any]:
+    """Methods and class attributes; what Python itself keeps under names like __doc__ is left."""
+    methods = (types.FunctionType, classmethod, staticmethod)
+    kept = {k: v for k, v in vars(cls).items() if not k.startswith("__") or isinstance(v, methods)}
+    return dict(sorted(kept.items()))
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    slots = [getattr(cls, "__slots__", ()) for cls in type(value).__mro__]
+    names = {name for some in slots for name in ([some] if isinstance(some, str) else some)}
+    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return dict(sorted({**held, **getattr(value, "__dict__", {})}.items()))
+
+
+INTERNAL = {*vars(nn.Module())}  # parameters, buffers, modules, hooks, training
+
+
+def module_parts(module: nn.Module) -> list[Any]:
+    parameters = dict(module.named_parameters(recurse=False))
+    trained = [p.requires_grad for p in parameters.values()]
+    buffers = dict(module.named_buffers(recurse=False))
+    return [type(module), parameters, trained, buffers, dict(module.named_children())]
+
+
+def module_attributes(module: nn.Module) -> dict[str, Any]:
+    return {k: v for k, v in attributes(module).items() if k not in INTERNAL}
+
+
+PLAIN = (
+    *(str, int, float, complex, type(None), type(...), range, slice, PurePath),
+    *(np.generic, np.dtype, torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+KINDS = (  # the first that fits
+    Kind(Enum, lambda x: [type(x).__qualname__, x.name, x.value]),
+    Kind((bytes, bytearray), bytes),
+    Kind(PLAIN, lambda x: repr(x).encode()),
+    Kind(Tensor, entries),
+    Kind(np.ndarray, array_entries),
+    Kind(Mapping, lambda x: spread(x.items())),
+    Kind((list, tuple, deque), spread),
+    Kind(Set, list),  # in no order: the digests are sorted
+    Kind((argparse.Namespace, types.SimpleNamespace), lambda x: [vars(x)]),
+    Kind(functools.partial, lambda x: [x.func, x.args, x.keywords]),
+    Kind(types.MethodType, lambda x: [x.__func__, x.__self__]),
+    Kind((classmethod, staticmethod), lambda x: [x.__func__]),
+    Kind(property, lambda x: [x.fget, x.fset, x.fdel]),
+    Kind(functools.cached_property, lambda x: [x.func]),
+    Kind(types.CodeType, code_parts),
+    Kind(types.FunctionType, lambda x: [x.__code__], used_by),
+    Kind(types.ModuleType, lambda x: b""),  # its name will do: see used_by
+    Kind(type, lambda x: x.__bases__, members),
+    Kind(nn.Module, module_parts, module_attributes),
+    Kind(object, lambda x: [type(x)], attributes),
+)
+FOREIGN = Kind(object, lambda x: [getattr(x, "__dict__", {}).get("__wrapped__")])  # a decorator's
+
+
+def kind_of(value: Any) -> Kind:
+    return next(kind for kind in KINDS if isinstance(value, kind.types))
+
+
+# --- whose it is
+
+
+def name_of(value: Any) -> str:
+    """Of a function, class or module its own, of other values that of their type."""
+    named = isinstance(value, (type, types.FunctionType, types.ModuleType)) or is_foreign(value)
+    own = getattr(value, "__qualname__", getattr(value, "__name__", None)) if named else None
+    return own if isinstance(own, str) else type(value).__qualname__
+
+
+def is_foreign(value: Any) -> bool:
+    """Is a name all that counts of it?"""
+    if isinstance(value, types.FunctionType):
+        return is_installed(value.__code__.co_filename)
+    if isinstance(value, types.ModuleType):
+        return value.__name__ != MAIN and is_installed(getattr(value, "__file__", None))
+    if isinstance(value, type):
+        module = sys.modules.get(value.__module__)
+        return module is not None and is_foreign(module)
+    return kind_of(value).types is object and is_foreign(type(value))
+
+
+@functools.cache
+def is_installed(file: str | None) -> bool:
+    """Built in, of the standard library, or of a package that was installed."""
+    if file is None:
+        return True
+    libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts) or any(
+        Path(file).is_relative_to(library) for library in libraries
+    )

@@ -2,19 +2,21 @@
 
 The runs are the laboratory's: seeded, resumed after an interruption, one record each. A run that
 was finished is not trained again unless the model, the data, the loss or the settings changed, as
-far as that shows in the first batches, their number, and the code and numbers that functions use;
-``fresh=True`` trains again in any case.
+far as that shows in the first batches, their number, the code and values that functions use (those
+that a loss itself changes excepted), or the first loss; ``fresh=True`` trains again in any case.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,11 @@ from torch.nn.parameter import is_lazy
 from . import optimizers as registry
 from .engines import failure, interruptible, is_finished, locked, resolve_device
 from .errors import LabError
-from .fingerprint import absorb, leaves, repr_of, source_of
+from .fingerprint import fingerprint
 from .records import FAILED, FINISHED, RUN, Record, Row, RunConfig, canonical, load
 from .summary import OWN_COLUMNS, table
 from .tasks.base import Batch, Phase, Task
-from .train import CHECKPOINT, CHECKPOINT_SECONDS, Progress, Run, Stopped, new_model
+from .train import CHECKPOINT, CHECKPOINT_SECONDS, Progress, Run, Stopped, drive, new_model, threads
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 Metrics = Callable[[nn.Module, Any], Mapping[str, float | Tensor]]
@@ -58,10 +60,14 @@ class Comparison:
     name: str
     records: list[Record]  # finished and failed, seed by seed
     report: Path | None = None
+    known: list[str] = field(default_factory=list)  # ids of the records that were there before
 
     def table(self) -> str:
         """Final numbers as plain text, mean ± standard deviation over the seeds."""
-        return table(self.name, self.records)
+        there = [r.config for r in self.records if r.id in self.known]
+        names = (f"{registry.entry(c.optimizer).label}, seed {c.seed}" for c in there)
+        told = f"A record was there, and fresh=True trains again: {'; '.join(names)}"
+        return "\n".join([table(self.name, self.records), *([told] if there else [])])
 
     def __str__(self) -> str:
         return self.table()
@@ -78,7 +84,7 @@ def compare(
     valid_loader: Iterable[Any] | None = None,
     metrics: Metrics | None = None,
     example_batch: Any = None,
-    seeds: Sequence[int] = (0,),
+    seeds: int | Iterable[int] = (0,),
     out: str | Path = "lab-output/yours",
     device: str | torch.device = "cpu",
     name: str = "your model",
@@ -91,8 +97,10 @@ def compare(
     Args:
         model_fn: makes a new model; called under the same seed for every optimizer.
         train_loader: a ``DataLoader``, a list of batches, anything that can be read once an epoch,
-            or a function of the epoch (from 0) that returns batches. Its random numbers depend on
-            seed and epoch alone, so every optimizer sees the same batches in the same order.
+            or a function of the epoch (from 0) that returns batches. Its random numbers, from
+            torch, numpy, random or a loader's generator, depend on seed and epoch alone, so every
+            optimizer sees the same batches in the same order; data that draw from a generator of
+            their own are refused.
         loss_fn: ``loss_fn(model, batch)``, the loss to minimize; it gets batches on ``device``.
         epochs: the budget.
         optimizers: names in the registry, ``adamo-lab list`` shows them; the first is the one that
@@ -103,7 +111,7 @@ def compare(
             the loss they are averaged over the batches, weighted by their size.
         example_batch: what the model takes, so that AdamO finds scale-invariant weights (see
             ``adamo_optim.param_groups``). Without it the rules go by shape.
-        seeds: one run of each optimizer for every seed.
+        seeds: one run of each optimizer for every seed; a number n stands for 0 to n - 1.
         out: the folder of the records and the report.
         device: where to train.
         name: of the model, for the report.
@@ -116,7 +124,8 @@ def compare(
         >>> print(comparison.table())  # doctest: +SKIP
     """
     recipe = Recipe(model_fn, train_loader, loss_fn, valid_loader, metrics, example_batch)
-    check(recipe, epochs, optimizers, hyper or {}, seeds)
+    epochs, numbers = count_of(epochs), seeds_of(seeds)
+    check(recipe, optimizers, hyper or {})
     where, root = resolve_device(str(device)), Path(out)
     write = report_writer() if report else None
     settings = {key: settings_of(key, (hyper or {}).get(key, {})) for key in optimizers}
@@ -124,14 +133,22 @@ def compare(
         options = {"name": name, "version": rehearse(recipe, settings, where)}
         configs = [
             RunConfig("yours", key, seed, epochs, settings[key], options)
-            for seed in seeds  # seed by seed, so that a busy machine slows all alike
+            for seed in numbers  # seed by seed, so that a busy machine slows all alike
             for key in optimizers
         ]
-        records = [
-            run_one(config, recipe, where, root / config.id, fresh, progress, stop)
-            for config in configs
-        ]
-    return Comparison(name, records, write(root, root / "report") if write else None)
+        if fresh:  # all at once: an interruption must leave no old record among the new
+            for config, file in product(configs, (RUN, CHECKPOINT)):
+                (root / config.id / file).unlink(missing_ok=True)
+        known = [config.id for config in configs if is_finished(root / config.id)]
+        try:
+            records = [
+                run_one(config, recipe, where, root / config.id, progress, stop)
+                for config in configs
+            ]
+        except Stopped as error:
+            call = "the same call without fresh=True" if fresh else "the same call"
+            raise KeyboardInterrupt(f"stopped; {call} goes on from here") from error
+    return Comparison(name, records, write(root, root / "report") if write else None, known)
 
 
 def report_writer() -> Callable[[Path, Path], Path]:
@@ -148,21 +165,31 @@ def report_writer() -> Callable[[Path, Path], Path]:
 # --- what can be checked before anything is trained
 
 
-def check(
-    recipe: Recipe,
-    epochs: int,
-    names: Sequence[str],
-    hyper: Mapping[str, Mapping[str, Any]],
-    seeds: Sequence[int],
-) -> None:
+def count_of(epochs: Any) -> int:
+    with contextlib.suppress(TypeError):
+        if not isinstance(epochs, bool) and operator.index(epochs) > 0:
+            return operator.index(epochs)
+    raise LabError(f"epochs must be a whole number of at least 1, got {epochs!r}")
+
+
+def seeds_of(seeds: Any) -> list[int]:
+    """As on the command line a number is a count."""
+    try:
+        several = seeds if isinstance(seeds, Iterable) else range(operator.index(seeds))
+        numbers = [operator.index(seed) for seed in several]
+    except TypeError as error:
+        raise LabError(f"seeds must be whole numbers, or how many, got {seeds!r}") from error
+    if not numbers or len({*numbers}) < len(numbers):
+        raise LabError(f"seeds must be different and at least one, got {seeds!r}")
+    if min(numbers) < 0:
+        raise LabError(f"seeds must be >= 0, got {min(numbers)}")
+    return numbers
+
+
+def check(recipe: Recipe, names: Sequence[str], hyper: Mapping[str, Mapping[str, Any]]) -> None:
     """One sentence for what makes no sense."""
-    if type(epochs) is not int or epochs < 1:
-        raise LabError(f"epochs must be a whole number of at least 1, got {epochs!r}")
-    for what, values in (("optimizers", names), ("seeds", seeds)):
-        if isinstance(values, str) or not values or len({*values}) < len(values):
-            raise LabError(f"{what} must be different and at least one, got {values!r}")
-    if min(seeds) < 0:
-        raise LabError(f"seeds must be >= 0, got {min(seeds)}")
+    if isinstance(names, str) or not names or len({*names}) < len(names):
+        raise LabError(f"optimizers must be different and at least one, got {names!r}")
     for name in hyper:
         if name not in names:
             raise LabError(f"hyper names {name!r}, which is not among {', '.join(names)}")
@@ -198,35 +225,73 @@ def settings_of(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 def rehearse(
     recipe: Recipe, settings: Mapping[str, Mapping[str, Any]], device: torch.device
 ) -> str:
-    """One batch of everything, so that mistakes show at once; returns a digest of what it saw."""
+    """One batch of everything, so that mistakes show at once; returns a digest of what it saw.
+
+    Twice: what the second time changes, such as a list of results, is no part of the experiment.
+    """
     name = next(iter(settings))
     task = Yours(RunConfig("yours", name, 0, 1, settings[name]), device, recipe)
-    model = new_model(task)
-    check_start(model, new_model(task))
-    seen = hashlib.sha256()
-    absorb(seen, [repr_of(model), *(p.detach() for p in model.state_dict().values())])
-    for key in settings:
-        registry.build(key, settings[key], model, task.example())
-    model.train()
+    with steady():
+        model, other = new_model(task), new_model(task)
+        check_start(model, other)
+        for key in settings:
+            registry.build(key, settings[key], other, task.example())
+        del other
+        first_time = try_out(task) | describe(recipe, model)
+        second_time = try_out(task) | describe(recipe, model)
+    for loader in ("train_loader", "valid_loader"):
+        if first_time.get(loader) != second_time.get(loader):
+            raise LabError(
+                f"{loader} gave two different first batches under the same seed; draw its random "
+                "numbers from torch, numpy or random, and from no generator of its own"
+            )
+    return digest_of(dict(first_time.items() & second_time.items()))[:8]
+
+
+@contextlib.contextmanager
+def steady() -> Iterator[None]:
+    """One thread and deterministic kernels: the same numbers whenever it is asked for them."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        with threads(1):
+            yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
+
+
+def try_out(task: Yours) -> dict[str, str]:
+    """The first batches by their digests, and what a new model makes of them, to four digits."""
+    model = new_model(task).train()
+    torch.manual_seed(task.seed_of(0, purpose=1))  # as at the beginning of an epoch
     batch = first(task.stream(0), "train_loader")
+    seen = {"train_loader": digest_of(fingerprint({"batch": batch}))}
     loss = task.loss(model, (batch,), Phase())
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise LabError(f"loss_fn must return one number that has a gradient, got {what}")
-    absorb(seen, batch)
-    if recipe.valid is not None:
-        batch = first(task.read(recipe.valid, 0), "valid_loader")
-        model.eval()
+    values = {"loss": loss.detach()}
+    if task.recipe.valid is not None:
+        batch = first(task.validation(task.recipe.valid), "valid_loader")
+        seen["valid_loader"] = digest_of(fingerprint({"batch": batch}))
         with torch.no_grad():
-            task.measure(model, batch)
-        absorb(seen, batch)
-    loaders = (recipe.train, recipe.valid)
-    sizes = [len(x) if isinstance(x, Sized) else None for x in loaders]
-    absorb(seen, [recipe.example, sizes])
-    known: set[Any] = set()
-    code = [recipe.model_fn, recipe.loss_fn, recipe.metrics, *{type(m) for m in model.modules()}]
-    absorb(seen, sorted(source_of(part, known) for part in code))
-    return seen.hexdigest()[:8]
+            values |= task.measure(model.eval(), batch)
+    return seen | {f"value of {key}": f"{value.item():.3e}" for key, value in values.items()}
+
+
+def describe(recipe: Recipe, model: nn.Module) -> dict[str, str]:
+    """All that is known before a run; of a loader that is no list or function, its length."""
+    loaders = {"all of train_loader": recipe.train, "all of valid_loader": recipe.valid}
+    for name, loader in loaders.items():
+        if isinstance(loader, Iterable) and not isinstance(loader, (list, tuple)):
+            loaders[name] = len(loader) if isinstance(loader, Sized) else None
+    functions = {"model_fn": recipe.model_fn, "loss": recipe.loss_fn, "metrics": recipe.metrics}
+    return fingerprint({**functions, **loaders, "model": model, "example": recipe.example})
+
+
+def digest_of(parts: Mapping[str, str]) -> str:
+    return hashlib.sha256(canonical(dict(parts)).encode()).hexdigest()
 
 
 def check_start(model: nn.Module, again: nn.Module) -> None:
@@ -294,15 +359,18 @@ class Yours(Task):
 
     def stream(self, epoch: int) -> Iterator[Any]:
         """An epoch's batches; the same for every optimizer of a seed."""
-        source, seed = self.recipe.train, self.seed_of(epoch, purpose=3)
+        return self.read(self.recipe.train, self.seed_of(epoch, purpose=3), epoch)
+
+    def validation(self, source: Iterable[Any]) -> Iterator[Any]:
+        """The same after every epoch."""
+        return self.read(source, self.seed_of(-1, purpose=4), 0)
+
+    def read(self, source: Batches, seed: int, epoch: int) -> Iterator[Any]:
+        """Batches on the device. What the model draws in between changes none of them."""
         seed_others(seed)
         seed_loader(source, seed, epoch)
-        if callable(source) and not isinstance(source, Iterable):
+        if not isinstance(source, Iterable):
             source = source(epoch)
-        return self.read(source, seed)
-
-    def read(self, source: Iterable[Any], seed: int) -> Iterator[Any]:
-        """Batches on the device. What the model draws in between changes none of them."""
         numbers = Randomness(seed)
         with numbers:
             iterator = iter(source)
@@ -324,7 +392,7 @@ class Yours(Task):
             return {}
         totals: dict[str, Tensor] = {}
         count = 0
-        for batch in self.read(self.recipe.valid, self.seed_of(-1, purpose=4)):
+        for batch in self.validation(self.recipe.valid):
             size = size_of(batch)
             values = self.measure(model, batch)
             if totals and totals.keys() != values.keys():
@@ -359,14 +427,10 @@ def run_one(
     recipe: Recipe,
     device: torch.device,
     folder: Path,
-    fresh: bool,
     progress: Progress | None,
     stop: Callable[[], bool],
 ) -> Record:
     """A run's record: the one that is there, or a new one, finished or failed."""
-    if fresh:
-        for name in (RUN, CHECKPOINT):
-            (folder / name).unlink(missing_ok=True)
     if (folder / RUN).exists():
         known = load(folder)
         if known.status == FINISHED:
@@ -375,42 +439,33 @@ def run_one(
         with locked(folder):
             if is_finished(folder):  # another process was faster
                 return load(folder)
-            train(Run(config, Yours(config, device, recipe), folder), progress, stop)
-    except Stopped as error:
-        raise KeyboardInterrupt("stopped; the same call goes on from here") from error
+            run = Run(config, Yours(config, device, recipe), folder)
+            return drive(run, train_epoch, progress, stop, CHECKPOINT_SECONDS)
+    except Stopped:
+        raise
     except Exception as error:  # whatever a user's model may raise: the other runs go on
         outcome = failure(config, error, folder)
         return Record(config, FAILED, error=outcome.error)
-    return load(folder)
 
 
-def train(run: Run, progress: Progress | None, stop: Callable[[], bool]) -> None:
-    """The lab's loop over a stream of batches; only the training is timed."""
-    task, saved = run.task, time.monotonic()
+def train_epoch(run: Run) -> Row | None:
+    """One epoch of a stream of batches; only the training is timed."""
+    task = run.task
     assert isinstance(task, Yours)
-    while not run.over:
-        started, phase, steps = time.perf_counter(), task.phase(run.epoch), 0
-        run.begin(phase)
-        for batch in task.stream(run.epoch):
-            run.approach()
-            run.step((batch,), phase)
-            steps += 1
-        if not steps:
-            raise LabError(f"train_loader gave no batch in epoch {run.epoch}, counted from 0")
-        if task.device.type == "cuda":
-            torch.cuda.synchronize(task.device)
-        task.epoch_seconds.append(time.perf_counter() - started)
-        run.seconds += task.epoch_seconds[-1]
-        run.end(phase, steps)
-        row = run.collect()
-        if progress:
-            progress(run.config, run.epoch, row or {})
-        if stop() or time.monotonic() - saved > CHECKPOINT_SECONDS:
-            run.checkpoint()
-            saved = time.monotonic()
-        if stop() and not run.over:
-            raise Stopped(run.config.id)
-    run.finish()
+    started, phase, steps = time.perf_counter(), task.phase(run.epoch), 0
+    run.begin(phase)
+    for batch in task.stream(run.epoch):
+        run.approach()
+        run.step((batch,), phase)
+        steps += 1
+    if not steps:
+        raise LabError(f"train_loader gave no batch in epoch {run.epoch}, counted from 0")
+    if task.device.type == "cuda":
+        torch.cuda.synchronize(task.device)
+    task.epoch_seconds.append(time.perf_counter() - started)
+    run.seconds += task.epoch_seconds[-1]
+    run.end(phase, steps)
+    return run.collect()
 
 
 # --- batches
@@ -431,10 +486,15 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 def size_of(batch: Any) -> int:
     """How many examples a batch has: the first dimension of its first tensor, else 1."""
-    for leaf in leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.dim():
-            return len(leaf)
-    return 1
+    return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), 1)
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors(value)
 
 
 # --- random numbers
