@@ -13,9 +13,7 @@ import argparse
 import gc
 import importlib
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +24,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-import adamo_optim
 from adamo_optim import AdamO
 
+from .. import environment
+from ..errors import writing
+from ..records import write_atomically
 from .models import training
 from .shapes import NETWORKS
 
@@ -98,16 +98,21 @@ class Clock:
         run()
         return time.perf_counter() - start
 
-    def device_seconds(self, run: Callable[[], Any], repeats: int = 10) -> float | None:
+    def device_seconds(self, run: Callable[[], Any], repeats: int = 10) -> float:
         """Time the GPU is busy, launch gaps left out."""
-        if not self.cuda:
-            return None
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities, acc_events=True) as profile:
             for _ in range(repeats):
                 run()
             self.wait()
         return sum(e.device_time_total for e in profile.key_averages()) / 1e6 / repeats
+
+    def extra_peak_bytes(self, run: Callable[[], Any]) -> int:
+        """What the GPU holds beside what was there before."""
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
 
     def copy_rate(self, size: int) -> float:
         """Bytes a second of a large copy, read and written."""
@@ -145,29 +150,23 @@ def compare(
         optimizer.step()
     clock.wait()
     repeats = max(1, min(20, round(0.05 / clock.seconds(optimizer.step, 1))))
-    pairs, hosts = [], []
-    for _ in range(rounds):
-        base, ours = (clock.seconds(o.step, repeats) for o in (reference, optimizer))
-        pairs.append((base, ours))
-        hosts.append((clock.host_seconds(reference.step), clock.host_seconds(optimizer.step)))
-    result = {
-        "seconds": statistics.median(ours for _, ours in pairs),
-        "ratio": statistics.median(ours / base for base, ours in pairs),
-        "ratios": sorted(round(ours / base, 4) for base, ours in pairs),
-        "host_seconds": statistics.median(ours for _, ours in hosts),
-        "host_ratio": statistics.median(ours / base for base, ours in hosts),
-        "state_bytes": state_bytes(optimizer),
-    }
+    measures = {"": lambda step: clock.seconds(step, repeats), "host_": clock.host_seconds}
     if clock.cuda:
-        busy, base_busy = clock.device_seconds(optimizer.step), clock.device_seconds(reference.step)
-        assert busy is not None
-        assert base_busy is not None
-        result |= {"device_seconds": busy, "device_ratio": busy / base_busy}
-        result["reference_device_seconds"] = base_busy
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        optimizer.step()
-        result["extra_peak_bytes"] = torch.cuda.max_memory_allocated() - before
+        measures["device_"] = clock.device_seconds
+    pairs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in measures}
+    for _ in range(rounds):
+        for kind, measure in measures.items():
+            pairs[kind].append((measure(reference.step), measure(optimizer.step)))
+    result: dict[str, Any] = {}
+    for kind, found in pairs.items():
+        result[f"{kind}seconds"] = statistics.median(ours for _, ours in found)
+        result[f"{kind}ratio"] = statistics.median(ours / base for base, ours in found)
+        result[f"{kind}ratios"] = sorted(round(ours / base, 4) for base, ours in found)
+    result["state_bytes"] = state_bytes(optimizer)
+    if clock.cuda:
+        base = statistics.median(base for base, _ in pairs["device_"])
+        result["reference_device_seconds"] = base
+        result["extra_peak_bytes"] = clock.extra_peak_bytes(optimizer.step)
     return result
 
 
@@ -202,31 +201,6 @@ def train_speed(
     }
 
 
-def about(device: torch.device, commit: str) -> dict[str, Any]:
-    if not commit:
-        ask = ["git", "rev-parse", "--short", "HEAD"]
-        done = subprocess.run(ask, capture_output=True, text=True, check=False)
-        commit = done.stdout.strip() or "unknown"
-    cuda = device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name() if cuda else processor(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "adamo_optim": adamo_optim.__version__,
-        "commit": commit,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def show(console: Console, network: str, rows: dict[str, dict[str, Any]]) -> None:
     table = Table(title=f"{network}: times of one step, as multiples of {REFERENCE}")
     for heading in (
@@ -255,6 +229,13 @@ def show(console: Console, network: str, rows: dict[str, dict[str, Any]]) -> Non
     console.print(table)
 
 
+def count(text: str) -> int:
+    """For argparse, which names the option."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="adamo-lab bench",
@@ -266,8 +247,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=["resnet18"])
     choices = [n + suffix for n in ("resnet18", "gpt-124m") for suffix in ("", "-compiled")]
     parser.add_argument("--train", nargs="*", choices=choices, default=[])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=count, default=15)
+    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("bench-output"))
     parser.add_argument("--commit", default="", help="what to record where git is not at hand")
     arguments = parser.parse_args(words)
@@ -275,34 +256,39 @@ def main(words: list[str] | None = None) -> None:
         parser.error("--device cuda was asked for, but torch sees no CUDA device")
     torch.set_num_threads(arguments.threads)
     device, console = torch.device(arguments.device), Console()
+    path = arguments.out / f"bench-{arguments.device}.json"
+    with writing(arguments.out):
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        console.print(f"{path} was there and is replaced")
     clock = Clock(device)
     copy_rate = clock.copy_rate(2**30 if clock.cuda else 2**28)
+    stated = {"commit": arguments.commit} if arguments.commit else {}
     results: dict[str, Any] = {
-        "about": about(device, arguments.commit),
+        "about": environment.describe(device) | stated,
         "copy_bytes_per_second": copy_rate,
         "networks": {},
         "training": {},
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / f"bench-{arguments.device}.json"
 
     def save() -> None:
-        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+        write_atomically(path, text.encode())
 
     for network in arguments.networks:
         params = parameters(network, device)
-        count = sum(p.numel() for p in params)
-        chosen = {n: c for n, c in contenders().items() if count < 5e7 or not c.small_only}
+        size = sum(p.numel() for p in params)
+        chosen = {n: c for n, c in contenders().items() if size < 5e7 or not c.small_only}
         rows: dict[str, dict[str, Any]] = {}
         with Progress(console=console) as progress:
             for name, contender in progress.track(chosen.items(), description=network):
                 rows[name] = compare(contender.make, params, clock, arguments.rounds)
                 time_busy = rows[name].get("device_seconds", rows[name]["seconds"])
                 if contender.bytes:
-                    share = contender.bytes * count / time_busy / copy_rate
+                    share = contender.bytes * size / time_busy / copy_rate
                     rows[name]["bandwidth_share"] = share
                 gc.collect()
-        results["networks"][network] = {"parameters": count, "optimizers": rows}
+        results["networks"][network] = {"parameters": size, "optimizers": rows}
         show(console, network, rows)
         save()
         del params

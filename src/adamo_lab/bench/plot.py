@@ -1,10 +1,11 @@
-"""Draw a benchmark's JSON: python benchmarks/plot.py results/bench/bench-cuda.json"""
+"""Draw a benchmark's JSON: python -m adamo_lab.bench.plot results/bench/bench-cuda.json"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -16,7 +17,7 @@ LONGEST = 5.0  # longer bars are cut off; their numbers stand beside them
 
 
 def draw(path: Path) -> Path:
-    """One panel per network: time of a step in multiples of AdamW fused."""
+    """One panel per network, in multiples of AdamW fused."""
     results = json.loads(path.read_text())
     networks = results["networks"]
     figure, axes = plt.subplots(
@@ -38,7 +39,7 @@ def draw(path: Path) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
     about = results["about"]
     figure.supxlabel(
-        f"time of one step / torch.optim.AdamW(fused=True)   —   {about['device']}, "
+        f"{what_is_shown(networks)} / torch.optim.AdamW(fused=True)   —   {about['device']}, "
         f"torch {about['torch']}, commit {about['commit']}",
         fontsize=8,
     )
@@ -47,6 +48,13 @@ def draw(path: Path) -> Path:
     figure.savefig(target, dpi=150)
     plt.close(figure)
     return target
+
+
+def what_is_shown(networks: dict[str, Any]) -> str:
+    on_gpu = any(
+        "device_ratio" in row for n in networks.values() for row in n["optimizers"].values()
+    )
+    return "time the GPU is busy with one step" if on_gpu else "time of one step"
 
 
 if __name__ == "__main__":

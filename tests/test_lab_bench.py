@@ -1,0 +1,134 @@
+"""The benchmark: what it writes and says, with made times in place of a GPU's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adamo_lab import bench, environment
+from adamo_lab.bench import Clock, compare, main
+from adamo_lab.errors import LabError
+from adamo_lab.train import threads
+
+SMALL = {"resnet18": [(4, 3), (4,)]}
+RECORDS = Path(__file__).parents[1] / "results" / "bench"
+
+
+class MadeClock(Clock):
+    """A GPU's clock with made times: the reference takes 1, 2, 3 seconds, the other 2, 8, 6."""
+
+    def __init__(self) -> None:
+        self.cuda = True
+        self.asked: list[str] = []
+
+    def wait(self) -> None:
+        pass
+
+    def seconds(self, run: Callable[[], Any], repeats: int) -> float:
+        return 1.0
+
+    def host_seconds(self, run: Callable[[], Any]) -> float:
+        return 1.0
+
+    def device_seconds(self, run: Any, repeats: int = 10) -> float:
+        ours = not isinstance(run.__self__, torch.optim.AdamW)
+        self.asked.append("ours" if ours else "theirs")
+        turn = (len(self.asked) - 1) // 2 % 3
+        return [2.0, 8.0, 6.0][turn] if ours else [1.0, 2.0, 3.0][turn]
+
+    def extra_peak_bytes(self, run: Callable[[], Any]) -> int:
+        return 7
+
+
+def made_parameters() -> list[torch.nn.Parameter]:
+    params = [torch.nn.Parameter(torch.ones(3, 2))]
+    params[0].grad = torch.ones(3, 2)
+    return params
+
+
+def test_times_on_the_device_are_taken_in_turn_in_every_round() -> None:
+    clock = MadeClock()
+    found = compare(lambda p: torch.optim.SGD(p, lr=0.1), made_parameters(), clock, rounds=3)
+    assert clock.asked == ["theirs", "ours"] * 3
+    assert found["device_ratio"] == 2.0
+    assert found["device_ratios"] == [2.0, 2.0, 4.0]
+    assert found["device_seconds"] == 6.0
+    assert found["reference_device_seconds"] == 2.0
+    assert found["extra_peak_bytes"] == 7
+
+
+def test_without_a_gpu_there_are_no_times_on_it() -> None:
+    clock = Clock(torch.device("cpu"))
+    found = compare(lambda p: torch.optim.SGD(p, lr=0.1), made_parameters(), clock, rounds=2)
+    assert found.keys() >= {"seconds", "ratio", "ratios", "host_seconds", "host_ratio"}
+    assert not [key for key in found if "device" in key or "peak" in key]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def one() -> dict[str, Any]:
+        return {"AdamO": bench.Contender(lambda p: torch.optim.SGD(p, lr=0.1), 56)}
+
+    monkeypatch.setattr(bench, "contenders", one)
+    monkeypatch.setattr(bench, "NETWORKS", SMALL)
+    monkeypatch.setattr(Clock, "copy_rate", lambda clock, size: 1e9)
+    with threads(torch.get_num_threads()):  # which the program sets
+        yield
+
+
+@pytest.mark.usefixtures("small")
+def test_a_record_names_the_commit_of_the_source_and_replaces_an_older_one_in_so_many_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)  # of no repository
+    words = ["--device", "cpu", "--rounds", "1", "--threads", "1", "--out", "made"]
+    main(words)
+    assert "is replaced" not in capsys.readouterr().out
+    path = tmp_path / "made" / "bench-cpu.json"
+    about = json.loads(path.read_text())["about"]
+    assert about["commit"] == environment.commit()
+    assert about["threads"] == 1
+    main([*words, "--commit", "abc"])
+    assert "bench-cpu.json was there and is replaced" in " ".join(capsys.readouterr().out.split())
+    assert json.loads(path.read_text())["about"]["commit"] == "abc"
+    assert path.with_suffix(".png").exists()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("option", ["--rounds", "--threads"])
+def test_a_count_of_nothing_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main([option, "0"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"argument {option}: must be a whole number of at least 1, got '0'")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_where_the_folder_should_be_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LabError, match=r"cannot write .*file: File exists"):
+        main(["--device", "cpu", "--out", str(tmp_path / "file")])
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [("bench-cuda", "time the GPU is busy with one step"), ("bench-cpu", "time of one step")],
+)
+def test_the_picture_says_which_time_it_shows(tmp_path: Path, name: str, label: str) -> None:
+    """Of the records that are there, too."""
+    pytest.importorskip("matplotlib")
+    from adamo_lab.bench.plot import draw, what_is_shown
+
+    text = (RECORDS / f"{name}.json").read_text()
+    path = tmp_path / f"{name}.json"
+    path.write_text(text)
+    assert draw(path).exists()
+    assert what_is_shown(json.loads(text)["networks"]) == label
