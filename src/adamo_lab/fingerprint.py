@@ -1,8 +1,8 @@
 """Has the experiment changed? Digests of a user's model, batches and code answer it.
 
-Code counts as what Python runs: comments do not matter, and the same text at a prompt will do. What
-is installed (torch, numpy, the standard library) counts by its name, and so do objects of classes
-from there, unless ``KINDS`` says what is in them: a logger or a writer tells when it was made.
+Code counts as what Python runs: comments do not matter, the version of Python does. What is
+installed (torch, numpy, the standard library) counts by its name, and so do objects of classes from
+there, unless ``KINDS`` says what is in them: a logger or a writer would tell when it was made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 
 LONGEST = 10_000  # of a list that is longer so many values, evenly spread
 ENTRIES = 1 << 22  # of a tensor
-VALUES = 1_000_000  # of all there is; beyond, and deeper than DEEPEST, types alone
+VALUES = 300_000  # of all there is; beyond, and deeper than DEEPEST, types alone
 DEEPEST = 100
 MAIN = "__main__"
 
@@ -64,7 +64,7 @@ class Walk:
         self.known[id(value)] = value, name.encode()  # where it is met inside itself
         whole = hashlib.sha256(name.encode())
         if depth < DEEPEST and len(self.known) < VALUES:
-            kind = FOREIGN if is_foreign(value) else kind_of(value)
+            kind = FOREIGN if is_foreign(value) else kind_of(type(value))
             inside = kind.inside(value)
             if not isinstance(inside, bytes):
                 digests = [self.digest(part, depth + 1) for part in inside]
@@ -79,7 +79,7 @@ class Walk:
 
 
 class Kind(NamedTuple):
-    types: Any  # for isinstance
+    types: Any  # for issubclass
     inside: Callable[[Any], bytes | Iterable[Any]]  # what it is made of
     uses: Callable[[Any], Mapping[str, Any]] = lambda value: {}  # by name, digested on their own
 
@@ -115,12 +115,12 @@ def code_parts(code: types.CodeType) -> list[Any]:
 def used_by(function: types.FunctionType) -> dict[str, Any]:
     """Globals, also those of other modules, variables of outer functions, defaults."""
     found: dict[str, Any] = {}
-    for name, *attributes in loads(function.__code__):
+    for name, *further in loads(function.__code__):
         if name in function.__globals__:
             value = function.__globals__[name]
-            while isinstance(value, types.ModuleType) and attributes and not is_foreign(value):
-                name = f"{name}.{attributes[0]}"
-                value = getattr(value, attributes.pop(0), None)
+            while isinstance(value, types.ModuleType) and further and not is_foreign(value):
+                name = f"{name}.{further[0]}"
+                value = getattr(value, further.pop(0), None)
             found[name] = value
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # it has no value yet
@@ -201,8 +201,9 @@ KINDS = (  # the first that fits
 FOREIGN = Kind(object, lambda x: [getattr(x, "__dict__", {}).get("__wrapped__")])  # a decorator's
 
 
-def kind_of(value: Any) -> Kind:
-    return next(kind for kind in KINDS if isinstance(value, kind.types))
+@functools.cache
+def kind_of(cls: type) -> Kind:
+    return next(kind for kind in KINDS if issubclass(cls, kind.types))
 
 
 # --- whose it is
@@ -218,13 +219,15 @@ def name_of(value: Any) -> str:
 def is_foreign(value: Any) -> bool:
     """Is a name all that counts of it?"""
     if isinstance(value, types.FunctionType):
-        return is_installed(value.__code__.co_filename)
+        file = value.__code__.co_filename
+        if file.startswith("<"):  # frozen, or made by a program: it goes by its module
+            return is_foreign(sys.modules.get(value.__module__))
+        return is_installed(file)
     if isinstance(value, types.ModuleType):
         return value.__name__ != MAIN and is_installed(getattr(value, "__file__", None))
     if isinstance(value, type):
-        module = sys.modules.get(value.__module__)
-        return module is not None and is_foreign(module)
-    return kind_of(value).types is object and is_foreign(type(value))
+        return is_foreign(sys.modules.get(value.__module__))
+    return kind_of(type(value)).types is object and is_foreign(type(value))
 
 
 @functools.cache
