@@ -231,7 +231,7 @@ def rehearse(
     """
     name = next(iter(settings))
     task = Yours(RunConfig("yours", name, 0, 1, settings[name]), device, recipe)
-    with steady():
+    with steady(device):
         model, other = new_model(task), new_model(task)
         check_start(model, other)
         for key in settings:
@@ -249,14 +249,24 @@ def rehearse(
 
 
 @contextlib.contextmanager
-def steady() -> Iterator[None]:
+def steady(device: torch.device) -> Iterator[None]:
     """One thread and deterministic kernels: the same numbers whenever it is asked for them."""
+    convolutions = fixed_convolutions() if device.type == "cuda" else contextlib.nullcontext()
+    with convolutions, threads(1):
+        yield
+
+
+@contextlib.contextmanager
+def fixed_convolutions() -> Iterator[None]:
+    """cuDNN's algorithms are those of every run, not those that happen to be fastest now.
+
+    ``cudnn.flags`` would also touch the TF32 flags, and refuses what their newer names may say.
+    """
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
     cudnn.benchmark, cudnn.deterministic = False, True
     try:
-        with threads(1):
-            yield
+        yield
     finally:
         cudnn.benchmark, cudnn.deterministic = before
 
