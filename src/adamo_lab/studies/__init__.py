@@ -6,6 +6,7 @@ from ..errors import LabError
 from .base import Claim, Metric, Request, Study
 from .figures import FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE
 from .premise import PREMISE
+from .speed import SPEED
 from .tables import LANGUAGE, TABLE1, TABLE2, TABLE3
 from .tuning import (
     FINAL_SUMS,
@@ -25,6 +26,7 @@ STUDIES = {
         *(TABLE1, TABLE2, TABLE3, FIG1, FIG2, FIG3),
         *(FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, LANGUAGE),
         *PREMISE,
+        *SPEED,
         *(TUNING_VISION, FINAL_VISION, TUNING_SUMS, FINAL_SUMS),
         *(TUNING_TEXT, FINAL_TEXT, FINAL_WORDS),
     )

@@ -1,0 +1,62 @@
+"""How fast should the norm move? All of AdamW's numbers, and one factor: ``radial_lr_ratio``."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..optimizers import OURS, settings
+from ..records import RunConfig
+from .base import Claim, Metric, Request, Study, run, run_with
+from .tables import FINAL, GROKKED, LOSS
+
+# The norm's learning rate as a multiple of AdamW's, which moves norm and direction at one speed.
+SPEEDS = {"adamo_half": 0.5, "adamo_equal": 1.0, "adamo_double": 2.0, "adamo_fast": 4.0}
+EPOCHS = {"grokking": 5000, "language": 50}
+CORPORA = {"grokking": [{}], "language": [{"corpus": "shakespeare"}, {"corpus": "wikitext2"}]}
+
+
+def runs(task: str, request: Request) -> list[RunConfig]:
+    """AdamW, and AdamO with its learning rate and its decay of every parameter."""
+    adamw, epochs = settings(task, "adamw"), EPOCHS[task]
+    same = {**OURS, **adamw, "low_dim_decay": adamw["weight_decay"]}
+    made = []
+    for options in CORPORA[task]:
+        for seed in request.seeds:
+            made.append(run(task, "adamw", seed, epochs, request, **options))
+            for name, ratio in SPEEDS.items():
+                hyper = {**same, "radial_lr_ratio": ratio}
+                made.append(run_with(hyper, task, name, seed, epochs, request, **options))
+    return made
+
+
+def speed(task: str, where: str, metrics: tuple[Metric, ...], better: str) -> Study:
+    """``better`` is what a smaller value of the first metric means."""
+    key = metrics[0].key
+    return Study(
+        name=f"speed-{task}",
+        title=f"Speed of the norm, on {where}",
+        about="AdamW's learning rate and decay, of vectors too; the norm moves at half, once, "
+        "twice and four times that rate.",
+        kind="table",
+        runs=partial(runs, task),
+        metrics=metrics,
+        optimizers=("adamw", *SPEEDS),
+        claims=(
+            Claim(
+                f"With AdamW's numbers and a norm four times as fast AdamO {better} than AdamW.",
+                key, "adamo_fast", "<", "adamw", source="ours, not the paper's",
+            ),
+            Claim(
+                f"It is the norm's speed: AdamO {better} with it than at AdamW's own.",
+                key, "adamo_fast", "<", "adamo_equal", source="ours, not the paper's",
+            ),
+        ),
+        seeds=6,
+        example=f"adamo-lab study speed-{task}",
+    )  # fmt: skip
+
+
+SPEED = (
+    speed("grokking", "modular addition", (GROKKED, FINAL), "groks earlier"),
+    speed("language", "text", (LOSS,), "has a lower loss"),
+)
