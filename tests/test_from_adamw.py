@@ -90,6 +90,13 @@ def test_a_tensor_as_learning_rate_is_not_shared_with_the_old_optimizer() -> Non
     assert [float(o.param_groups[0]["lr"]) for o in (old, new)] == pytest.approx([1e-3, 5e-4])
 
 
+def test_a_tensor_as_weight_decay_is_not_shared_either() -> None:
+    old = torch.optim.AdamW(nn.Linear(3, 2).parameters(), weight_decay=torch.tensor(0.1))
+    new = AdamO.from_adamw(old, decay_lr="tangential")
+    old.param_groups[0]["weight_decay"].zero_()
+    assert float(new.param_groups[0]["weight_decay"]) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "decay"),
     [

@@ -263,6 +263,11 @@ def test_a_weight_of_one_entry_crosses_zero(make: Callable[..., AdamO]) -> None:
     assert p.item() == pytest.approx(2, abs=0.1)
 
 
+def test_a_complex_number_has_a_direction() -> None:
+    p = nn.Parameter(torch.full((1, 1), 1 + 1j))
+    assert AdamO([p]).explain()[0].rule == "general"
+
+
 # ---- non-finite gradients ------------------------------------------------------------------
 
 
@@ -305,6 +310,10 @@ def test_a_block_is_left_alone_whatever_its_state_has_become(
         p.grad.view(-1)[1] = float("nan")
     optimizer.step()
     assert all(map(torch.equal, params, before))
+    for p in params:  # a gradient that is in order does not bring them into the weight either
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    assert all(p.isfinite().all() for p in params)
 
 
 @pytest.mark.parametrize("backend", [{}, {"foreach": True}, {"foreach": False}], ids=str)

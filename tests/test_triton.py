@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -276,9 +277,26 @@ def test_found_inf_skips_the_whole_step() -> None:
     fused_step(optimizer, grad_scale=torch.tensor(4.0), found_inf=torch.tensor(1.0))
     for p, old in zip(params, before, strict=True):
         assert all(map(torch.equal, [p.detach(), *optimizer.state[p].values()], old))
+    skipped = optimizer.diagnostics(synchronize=True).values()
+    assert all(math.isnan(x) for row in skipped for x in row.values())
     give_gradients(params, 2)
     fused_step(optimizer)
+    assert all(row["norm"] > 0 for row in optimizer.diagnostics(synchronize=True).values())
     assert all(int(optimizer.state[p]["step"]) == 2 for p in params)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
+def test_moments_that_are_not_finite_do_not_reach_the_weight(bad: float, moment: str) -> None:
+    params = parameters((6, 5), (9,))
+    optimizer = AdamO(params, foreach=False)
+    for seed in range(2):
+        give_gradients(params, seed)
+        fused_step(optimizer)
+        assert all(p.isfinite().all() for p in params)
+        for p in params:
+            optimizer.state[p][moment].view(-1)[0] = bad
 
 
 def test_non_finite_gradients_leave_a_block_alone() -> None:

@@ -61,7 +61,11 @@ def quantities(last: Record) -> dict[str, Tensor]:
 
 
 def collect(buckets: Iterable[Bucket], synchronize: bool) -> dict[str, dict[str, Any]]:
-    """For each parameter with a gradient in the last step, on the device or as floats."""
+    """For each parameter with a gradient in the last step, on the device or as floats.
+
+    A step that a GradScaler had the fused backend skip has no values. On a CPU it has no rows; on
+    CUDA the host does not know of it, and they are NaN.
+    """
     result: dict[str, dict[str, Any]] = {}
     for bucket in buckets:
         if bucket.last is None:
@@ -69,6 +73,7 @@ def collect(buckets: Iterable[Bucket], synchronize: bool) -> dict[str, dict[str,
         last = bucket.last if isinstance(bucket.last, Record) else bucket.last()
         vectors = quantities(last)
         table = torch.stack(list(vectors.values()), dim=1).detach()
+        table = torch.where(last.active[:, None], table, torch.nan)
         rows = table.tolist() if synchronize else [row.unbind() for row in table]
         for name, row, present in zip(bucket.names, rows, bucket.present, strict=True):
             if present:

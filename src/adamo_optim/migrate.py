@@ -105,7 +105,7 @@ def translated_decay(old: dict[str, Any], options: dict[str, Any]) -> Any:
     scales as it scales the decay and asks for the same λ, and the tangential steps, which it does
     not scale and which ask for weight_decay/ρ. Their mean is 1.5 times AdamW's at ρ = 0.5.
     """
-    decay, ratio, absolute = old["weight_decay"], options["radial_lr_ratio"], options["radial_lr"]
+    decay, ratio, absolute = (options[k] for k in ("weight_decay", "radial_lr_ratio", "radial_lr"))
     if absolute is not None:
         # in a warm-up that begins at 0, initial_lr is the rate it leads to
         lr = float(options["lr"]) or float(old.get("initial_lr", 0.0))

@@ -110,8 +110,8 @@ class AdamO(Optimizer):
             scale-invariant, ``"entry"`` for the others. Low-dimensional parameters keep
             ``"entry"``. v is kept in any case: this saves no memory, and may be changed during
             training.
-        low_dim: ``"auto"`` = tensors with dim <= 1 follow Adam; an integer d_th = also those with
-            numel < d_th; ``None`` = none.
+        low_dim: ``"auto"`` = tensors with dim <= 1, or of one entry, follow Adam; an integer d_th
+            = also those with numel < d_th; ``None`` = none.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
         low_dim_decay: λ of low-dimensional parameters, which then follow AdamW: w shrinks by
             lr·``low_dim_decay`` a step. Not multiplied by 1.5 coming from AdamW.
@@ -212,7 +212,8 @@ class AdamO(Optimizer):
         Groups, defaults, step counts and moments are taken over, and the weight decay is
         translated (times 1.5 with the default options); low-dimensional parameters no longer decay,
         unless ``low_dim_decay`` says so.
-        The old optimizer is left untouched.
+        The old optimizer is left untouched. AdamO writes into a copy of a tensor learning rate: to
+        move it through a tensor of your own, pass that as ``lr``.
 
         Args:
             optimizer: the one to continue, without amsgrad. Adam's coupled weight decay is taken
@@ -312,7 +313,11 @@ class AdamO(Optimizer):
 
     @torch._disable_dynamo
     def state_dict(self) -> StateDict:
-        """The state as in any torch optimizer; buffers of DTensors are DTensors themselves."""
+        """The state as in any torch optimizer; buffers of DTensors are DTensors themselves.
+
+        Take it when you save it: its moments go on with the training, as in any torch optimizer,
+        and its numbers, such as ``step``, are copies of what they were.
+        """
         self._drop_unused()
         result = super().state_dict()
         states = result["state"]

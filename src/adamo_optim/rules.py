@@ -32,7 +32,7 @@ def low_dim_by_shape(p: Tensor, threshold: str | int | None) -> tuple[str, str] 
     """LowDim(w): rule and reason, or None."""
     if threshold is not None and p.dim() <= 1:
         return "low_dim", "dim <= 1"
-    if threshold is not None and p.numel() == 1:
+    if threshold is not None and p.numel() == 1 and not p.is_complex():
         return "low_dim", "one entry, which has no direction"
     if isinstance(threshold, int) and p.numel() < threshold:
         return "low_dim", f"numel < {threshold}"

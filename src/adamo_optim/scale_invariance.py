@@ -93,8 +93,8 @@ def param_groups(
             ones and exact names over patterns.
         forward: ``forward(model, batch)`` in place of the calls above. Every tensor in its result
             counts, so leave out what the loss does not read, such as caches.
-        low_dim: ``"auto"`` makes parameters with dim <= 1 low-dimensional, an integer also those
-            with fewer elements, ``None`` none. Decided first, as in Algorithm 1.
+        low_dim: ``"auto"`` makes parameters with dim <= 1 or one entry low-dimensional, an integer
+            also those with fewer entries, ``None`` none. Decided first, as in Algorithm 1.
         trials: the number of forward and backward passes; as many more with the layers' own eps
             where a weight has passed.
         tolerance: the largest \|cos(g, w)\| of a scale-invariant weight.

@@ -132,8 +132,8 @@ def apart(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     numbers = {key: state[key] for key in SCALARS if isinstance(state.get(key), Tensor)}
     result = dict(state)
-    for dtype in {x.dtype for x in numbers.values()}:
-        alike = {key: x for key, x in numbers.items() if x.dtype == dtype}
+    for kind in {(x.dtype, x.device) for x in numbers.values()}:
+        alike = {key: x for key, x in numbers.items() if (x.dtype, x.device) == kind}
         result.update(zip(alike, torch.stack(list(alike.values())).unbind(), strict=True))
     return result
 

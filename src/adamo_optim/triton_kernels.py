@@ -310,12 +310,13 @@ def moments(
 
 @triton.jit
 def apply_tile(
-    w_start, m_start, v_start, offsets, end, debias1, debias2, eps, a1, b, key,
+    w_start, m_start, v_start, offsets, end, debias1, debias2, eps, a1, b, lost, key,
     STOCHASTIC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     w = fetch(w_start, offsets, end, MASKED)
     m = fetch(m_start, offsets, end, MASKED)
     u = quotient(m, fetch(v_start, offsets, end, MASKED), debias1, debias2, eps)
+    u = tl.where(lost, 0.0, u)
     # w ← w + (a−1)·w − b·u
     w = w + (w * a1 - u * b)
     if STOCHASTIC:
@@ -347,8 +348,8 @@ def apply(
         eps = tl.load(c + EPS * blocks).to(tl.float32)
         a1 = tl.load(c + A1 * blocks).to(tl.float32)
         b = tl.load(c + B * blocks).to(tl.float32)
+        # the guard has met a u that is not finite: b is 0, and 0·∞ would be NaN
         lost = (tl.load(c + GUARDED_UPDATE * blocks) > 0) & (b == 0)
-        debias1 = tl.where(lost, 0.0, debias1)  # u = ∞ becomes 0: 0·∞ would be NaN
         key = tl.zeros([], tl.uint32)
         if STOCHASTIC:
             key += tl.load(step + i).to(tl.uint32) * 0x9E3779B9
@@ -357,14 +358,16 @@ def apply(
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
                 apply_tile(
-                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, key, STOCHASTIC, False
-                )
+                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, lost, key,
+                    STOCHASTIC, False,
+                )  # fmt: skip
         else:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
                 apply_tile(
-                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, key, STOCHASTIC, True
-                )
+                    w, m, v, offsets, end, debias1, debias2, eps, a1, b, lost, key,
+                    STOCHASTIC, True,
+                )  # fmt: skip
 
 
 # ---- the laws ------------------------------------------------------------------------------
