@@ -141,7 +141,7 @@ def sensitivity(name: str) -> str:
     for grid in grids(group):
         shares = [grid_values(group, grid.line.optimizer, key) for key in GRID_METRICS]
         rows.append([
-            grid.line.entry.label, str(len(grid.measured)), f"{100 * grid.best:.1f}",
+            grid.line.entry.label, str(grid.count), f"{100 * grid.best:.1f}",
             grid.best_setting, *(f"{spread(x, 100, 0)} %" if x else grid.finding for x in shares),
             str(len(shares[0])),
         ])  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +66,16 @@ def test_what_no_run_measures_is_open() -> None:
     assert (verdict.outcome, verdict.reason) == (OPEN, "not measured in these runs")
     assert claims.means(claim, group) == []
     assert claims.numbers(verdict, group).startswith("not measured in these runs; n")
+
+
+def test_what_one_side_did_not_measure_decides_nothing() -> None:
+    runs = made.study_records("table1", seeds=(0, 1, 2, 3))
+    for run in runs:
+        if run.config.optimizer == "adamw":
+            del run.result["swa_test_accuracy"]
+    (group,) = by_study(runs)[0]["table1"]
+    claim = next(c for c in STUDIES["table1"].claims if c.second == "adamw")
+    assert claims.decide(claim, group).outcome == OPEN
 
 
 def test_that_none_got_there_is_measured() -> None:
@@ -166,15 +177,23 @@ def test_runs_on_other_seeds_of_what_was_chosen_are_no_trials() -> None:
     finals = made.study_records("final-language", seeds=(5, 6), rows=3)
     words = [run_of(r, corpus="wikitext2") for r in finals]
     studies, _ = by_study([*trials, *finals, *words])
-    (group,) = studies["tuning-language"]
-    assert {run.id for run in group.runs} == {run.id for run in trials}
+    assert ids_of(studies["tuning-language"]) == {run.id for run in trials}
     assert len(studies["final-language"]) == 2
     more = made.study_records("tuning-language", seeds=(0, 1), rows=3)
     studies, _ = by_study(more)
-    (group,), (other,) = studies["tuning-language"], studies["language"]
-    elsewhere = {run.id for run in other.runs if run.config.seed == 1}
-    assert {run.id for run in group.runs} == {run.id for run in more} - elsewhere
-    assert len(elsewhere) == 1  # AdamW as the paper's comparison has it
+    elsewhere = {run.id for run in more if run.config.seed == 1} & ids_of(studies["language"])
+    assert ids_of(studies["tuning-language"]) == {run.id for run in more} - elsewhere
+    assert len(elsewhere) == 2  # AdamW as the comparison has it, on either corpus
+
+
+def test_a_trial_that_another_study_has_too_is_a_trial() -> None:
+    trials = made.study_records("tuning-language", seeds=(0,), rows=3)
+    for group in by_study(trials)[0]["tuning-language"]:
+        assert Counter(run.config.optimizer for run in group.runs) == {"adamw": 12, "adamo": 12}
+
+
+def ids_of(groups: list[Group]) -> set[str]:
+    return {run.id for group in groups for run in group.runs}
 
 
 def run_of(record: Record, **options: Any) -> Record:

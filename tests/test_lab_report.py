@@ -135,7 +135,16 @@ def swept(*rates: float, folder: str = "sweep-digits", width: int = 32) -> list[
     return made_by
 
 
-@pytest.mark.parametrize("folder", ["sweep-digits", "digits"])
+def test_runs_by_hand_of_a_task_that_a_study_is_called_after() -> None:
+    runs = made.study_records("language", seeds=(0,), rows=3)[:3]
+    for run in runs:
+        run.folder = Path("out", "run-language", run.id)
+    studies, (group,) = grouped(*runs)
+    assert not any(studies.values())
+    assert {run.id for run in group.runs} == {run.id for run in runs}
+
+
+@pytest.mark.parametrize("folder", ["sweep-digits", "run-digits"])
 def test_a_sweep_is_shown_whole_whatever_it_shares_with_a_study(folder: str) -> None:
     studies, (group,) = grouped(*swept(1e-3, 2e-3, 3e-3, folder=folder))
     assert not any(studies.values())
@@ -263,10 +272,19 @@ def test_the_best_setting_is_that_with_the_best_final_accuracy() -> None:
     runs[-1].result["test_accuracy"] = None
     assert [line.hyper["lr"] for line in drawn_lines(group)] == [11e-3]
     caption = draw_curves(group)[0].caption
-    assert caption.endswith("by test accuracy, of those in which all runs have one.")
+    assert caption.endswith(
+        "by test accuracy, of those in which all runs have one if there are any."
+    )
     for run in runs:
         run.result["test_accuracy"] = None
     assert len(drawn_lines(group)) == 1
+
+
+def test_an_optimizer_without_a_whole_setting_is_drawn_all_the_same() -> None:
+    other = made.record(RunConfig("digits", "adamo", 0, 7, {"lr": 1e-3}))
+    other.result["test_accuracy"] = None
+    (group,) = grouped(*sweep_of(12), other)[1]
+    assert {line.optimizer for line in drawn_lines(group)} == {"adamw", "adamo"}
 
 
 def test_a_round_is_not_called_an_epoch() -> None:

@@ -24,11 +24,16 @@ def decide(claim: Claim, group: Group) -> Verdict:
 
 
 def measured(claim: Claim, group: Group) -> bool:
-    """Could a run have got there? Where SWA is off, say, none has; that is not an outcome."""
+    """Could runs of both sides have got there? Where SWA is off, say, none has."""
     if claim.metric in GRID_METRICS:
         return True
-    runs = [r for x in group.lines if x.optimizer in (claim.first, claim.second) for r in x.runs]
-    return any(claim.metric in r.result or value(r, claim.metric) is not None for r in runs)
+    sides = ([r for x in group.lines if x.optimizer == name for r in x.runs]
+             for name in (claim.first, claim.second))  # fmt: skip
+    return all(
+        any(claim.metric in r.result or value(r, claim.metric) is not None for r in runs)
+        for runs in sides
+        if runs
+    )
 
 
 def side(claim: Claim, optimizer: str, group: Group) -> Values:

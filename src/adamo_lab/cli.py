@@ -112,7 +112,7 @@ def run(
     configs = configs_of(
         task, optimizer, parse_seeds(seeds), epochs, [pairs(set_)], pairs(option), synthetic
     )
-    setup = make_setup(out, task, data_dir, device, workers, ray_address)
+    setup = make_setup(out, f"run-{task}", data_dir, device, workers, ray_address)
     leave(train(configs, setup, engine, tensorboard))
 
 

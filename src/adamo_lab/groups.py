@@ -113,9 +113,9 @@ def by_study(records: Iterable[Record]) -> tuple[dict[str, list[Group]], list[Gr
 
 
 def by_hand(record: Record) -> bool:
-    """Made by ``run`` or ``sweep``? Their folders are called after the task, some studies' too."""
+    """Made by ``run`` or ``sweep``? Their folders are called after them and the task."""
     folder = record.folder.resolve().parent.name if record.folder else ""
-    return folder not in STUDIES and folder.removeprefix("sweep-") == record.config.task
+    return folder in (f"run-{record.config.task}", f"sweep-{record.config.task}")
 
 
 def studies_of(record: Record) -> list[str]:
@@ -126,12 +126,15 @@ def studies_of(record: Record) -> list[str]:
     """
     c = record.config
     found = [name for name in STUDIES if contains(name, c, {})]
-    if not found and not by_hand(record):
+    if not any(is_row(name, c) for name in found) and not by_hand(record):
         changes = {k: v for k, v in c.options.items() if differs(k, (c.options, defaults(c.task)))}
-        found = [name for name in STUDIES if contains(name, c, changes)]
-    # what was chosen ran again, on other seeds and for other studies: those runs are no trials
-    again = [n for n in found if STUDIES[n].kind == "trials" and c.seed >= STUDIES[n].seeds]
-    return [name for name in found if name not in again] or found
+        found += [name for name in STUDIES if name not in found and contains(name, c, changes)]
+    return [name for name in found if is_row(name, c)] or found
+
+
+def is_row(name: str, config: RunConfig) -> bool:
+    """What was chosen runs again, on other seeds and for other studies: those are no trials."""
+    return STUDIES[name].kind != "trials" or config.seed < STUDIES[name].seeds
 
 
 def contains(name: str, config: RunConfig, options: Mapping[str, Any]) -> bool:

@@ -138,7 +138,7 @@ def run_cuda(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Out
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
-    ordered = sorted(configs, key=lambda config: (batches_key(config), trunk_key(config)))
+    ordered = sorted(configs, key=lambda c: (c.seed, batches_key(c), trunk_key(c)))
     outcomes: list[Outcome] = []
     with torch.cuda.device(device), interruptible() as stop:
         for start in range(0, len(ordered), setup.workers):

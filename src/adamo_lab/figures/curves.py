@@ -39,13 +39,15 @@ def drawn_lines(group: Group) -> list[Line]:
     metric = columns_of(group)[0].metric
     sign = 1 if metric.higher_is_better else -1
     found = [(line, Summary.of(line.values(metric.key))) for line in group.lines]
-    whole = [pair for pair in found if not pair[1].missing]
 
-    def score(pair: tuple[Line, Summary]) -> float:
-        return -np.inf if pair[1].mean is None else sign * pair[1].mean
+    def score(pair: tuple[Line, Summary]) -> tuple[bool, float]:
+        """Settings of which a run is missing come after all others."""
+        _, summary = pair
+        mean = -np.inf if summary.mean is None else sign * summary.mean
+        return not summary.missing, mean
 
     best: dict[str, Line] = {}
-    for line, _ in sorted(whole or found, key=score, reverse=True):  # of equals the first
+    for line, _ in sorted(found, key=score, reverse=True):  # of equals the first
         best.setdefault(line.optimizer, line)
     return [line for line in group.lines if line is best.get(line.optimizer)]
 
@@ -54,7 +56,7 @@ def chosen_by(group: Group) -> str:
     """How the lines were chosen, where not all are drawn."""
     metric = columns_of(group)[0].metric
     missing = any(v is None for line in group.lines for v in line.values(metric.key))
-    whole = ", of those in which all runs have one" if missing else ""
+    whole = ", of those in which all runs have one if there are any" if missing else ""
     return f" Of every optimizer, its best setting by {metric.key.replace('_', ' ')}{whole}."
 
 

@@ -102,8 +102,8 @@ TABLE1 = Study(
             "swa_test_accuracy", "adamo", ">", "adamw_tuned", source="ours, not the paper's",
         ),
         Claim(
-            "That AdamW carried over by our rule, AdamO is more accurate at the protocol's own SWA "
-            "rate.",
+            "AdamO with that AdamW's settings, converted by our rule, is more accurate at the "
+            "protocol's own SWA rate.",
             "swa_test_accuracy", "adamo_rule", ">", "adamw_tuned", source="ours, not the paper's",
         ),
         Claim(
