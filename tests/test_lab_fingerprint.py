@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import enum
 import functools
+import importlib
 import logging
 import os
 import subprocess
@@ -21,7 +22,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
+from adamo_lab import fingerprint as described
 from adamo_lab.fingerprint import ENTRIES, KINDS, LONGEST, fingerprint, kind_of
 
 SCALE: Any = 1.0
@@ -98,9 +101,31 @@ def module(value: Any) -> types.ModuleType:
     return made
 
 
+class Numbers(Dataset[float]):
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+def one_of_two(chosen: int) -> list[Any]:
+    both = [Settings(1.0), Settings(2.0)]
+    return [both, both[chosen]]
+
+
+def shared(*order: int) -> nn.Module:
+    layers = [Net(), Net(scale=2.0)]
+    return nn.Sequential(*(layers[i] for i in order))
+
+
+def table(last_column: int) -> torch.Tensor:
+    made = torch.zeros(3 * ENTRIES // 4, 2, dtype=torch.uint8)
+    made[:, 1] = last_column
+    return made
+
+
 CHAIN = "lambda: SETTING.scale"
 NESTED = "lambda: [SETTING for _ in range(3)]"
 LONG = list(range(3 * LONGEST))
+DATA = TensorDataset(torch.arange(4.0))
 
 PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "int": (lambda: 1, lambda: 2),
@@ -124,7 +149,9 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: torch.ones(2 * ENTRIES, dtype=torch.bool),
     ),
     "meta tensor": (lambda: torch.ones(2, device="meta"), lambda: torch.ones(3, device="meta")),
-    "sparse tensor": (lambda: torch.eye(2).to_sparse(), lambda: torch.eye(3).to_sparse()),
+    "column of a large tensor": (lambda: table(0), lambda: table(1)),
+    "sparse tensor": (lambda: torch.eye(2).to_sparse(), lambda: 2 * torch.eye(2).to_sparse()),
+    "column of a large array": (lambda: table(0).numpy(), lambda: table(1).numpy()),
     "array": (lambda: np.zeros(3), lambda: np.array([0, 0, 1e-9])),
     "array of objects": (lambda: np.array(["a", None]), lambda: np.array(["b", None])),
     "dict": (lambda: {"scale": 1.0}, lambda: {"scale": 2.0}),
@@ -133,6 +160,10 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "list": (lambda: [1, [2, 3]], lambda: [1, [2, 4]]),
     "nesting": (lambda: [1, [2, 3]], lambda: [[1, 2], 3]),
     "long list": (lambda: LONG, lambda: LONG[:-1]),
+    "list that is just not too long": (
+        lambda: LONG[:LONGEST],
+        lambda: [0, -1, *LONG[2:LONGEST]],
+    ),
     "tuple": (lambda: (1, 2), lambda: (1, 3)),
     "deque": (lambda: deque([1]), lambda: deque([2])),
     "set": (lambda: {"a", "b", "c"}, lambda: {"a", "b", "d"}),
@@ -142,6 +173,7 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: types.SimpleNamespace(lr=2),
     ),
     "dataclass": (lambda: Settings(1.0), lambda: Settings(2.0)),
+    "one of two objects": (lambda: one_of_two(0), lambda: one_of_two(1)),
     "slots": (lambda: Slotted(1.0), lambda: Slotted(2.0)),
     "partial": (lambda: functools.partial(F.relu, 1), lambda: functools.partial(F.relu, 2)),
     "function of a partial": (lambda: functools.partial(F.relu), lambda: functools.partial(F.elu)),
@@ -183,6 +215,10 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "built-in function": (lambda: with_global(torch.sin), lambda: with_global(torch.cos)),
     "closure": (lambda: with_closure({"a": 1}), lambda: with_closure({"a": 2})),
     "default": (lambda: with_default((1,)), lambda: with_default((2,))),
+    "global that is called defaults": (
+        lambda: eval("lambda: defaults", {"defaults": 1}),
+        lambda: eval("lambda: defaults", {"defaults": 2}),
+    ),
     "attribute of a function": (lambda: with_attribute(1), lambda: with_attribute(2)),
     "class attribute": (lambda: class_with(1), lambda: class_with(2)),
     "method": (lambda: method_reading(1), lambda: method_reading(2)),
@@ -200,6 +236,14 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: nn.Sequential(nn.CrossEntropyLoss()),
         lambda: nn.Sequential(nn.CrossEntropyLoss(label_smoothing=0.1)),
     ),
+    "module that comes again": (lambda: shared(0, 1, 0), lambda: shared(0, 1, 1)),
+    "data set": (lambda: Numbers(1.0), lambda: Numbers(2.0)),
+    "torch's data set": (lambda: DATA, lambda: TensorDataset(torch.ones(4))),
+    "sampler": (
+        lambda: WeightedRandomSampler([1.0, 2.0], 2),
+        lambda: WeightedRandomSampler([1.0, 3.0], 2),
+    ),
+    "loader": (lambda: DataLoader(DATA), lambda: DataLoader(DATA, drop_last=True)),
     "lazy module": (lambda: nn.LazyLinear(2), lambda: nn.LazyLinear(3)),
 }
 
@@ -221,7 +265,48 @@ def test_every_kind_has_a_pair() -> None:
 
 def test_a_global_is_a_part_of_its_own() -> None:
     before, after = digests(with_global([])), digests(with_global([1.0]))
-    assert {name for name in before if before[name] != after[name]} == {"<lambda>.SETTING"}
+    assert {name for name in before if before[name] != after[name]} == {"value.SETTING"}
+
+
+def test_parts_that_change_leave_their_like_alone() -> None:
+    """Two objects of a class, the parts of a partial, and of a module in training."""
+
+    def loss(teacher: nn.Module, factor: float, counter: Settings) -> Any:
+        counter.other += 1
+        return teacher(torch.rand(8, 2)) * factor * still.scale
+
+    still, counter = Settings(1.0), Settings(2.0)
+    value = functools.partial(loss, nn.Sequential(nn.BatchNorm1d(2)), 0.5, counter=counter)
+    before = digests(value)
+    value()
+    after = digests(value)
+    changed = {name.removeprefix("value.") for name in before if before[name] != after[name]}
+    teacher = {f"0.0.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert changed == teacher | {"counter.other"}
+    assert {"value.", "value.1", "value.0.0.weight", "value..still.scale"} <= {*before}
+
+
+def test_a_large_value_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(described, "VALUES", 100)
+    function = "lambda: (large, small)"
+    large = [
+        *range(200)
+    ]  # with it ends a description, not what later ones know about small numbers
+    first, other = (digests(eval(function, {"large": large, "small": [n]})) for n in (198, 199))
+    assert {name for name in first if first[name] != other[name]} == {"value.small"}
+
+
+def test_a_package_without_init_is_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bare_package").mkdir()
+    (tmp_path / "bare_package" / "settings.py").write_text("scale = 1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    package = importlib.import_module("bare_package.settings") and sys.modules["bare_package"]
+    function = with_global(package, "lambda: SETTING.settings.scale")
+    before = digests(function)
+    package.settings.scale = 2.0
+    assert digests(function) != before
 
 
 def test_values_that_hold_themselves_and_deep_ones() -> None:
@@ -230,7 +315,11 @@ def test_values_that_hold_themselves_and_deep_ones() -> None:
     deep: list[Any] = []
     for _ in range(10_000):
         deep = [deep]
+    chain = Settings(0)
+    for _ in range(10_000):
+        chain = Settings(chain)
     assert digests(around) == digests(around)
+    assert sum(map(len, digests(chain))) < 100_000
     assert digests(deep) == digests(deep)
 
     def recursive(n: int) -> int:
@@ -268,7 +357,10 @@ from adamo_lab.fingerprint import fingerprint
 WEIGHTS = {"a": {"x", "y", "z"}}
 class Own:
     def method(self): return WEIGHTS
-def function(): return Own(), {"u", "v", "w"}, object
+class Other:
+    def method(self): return 0
+CLASSES = {Own, Other}
+def function(): return Own(), CLASSES, {"u", "v", "w"}, object
 print(sorted(fingerprint({"": function}).items()))
 """
 

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+)
 
 from adamo_lab import compare, yours
 from adamo_lab.errors import LabError
@@ -75,9 +83,11 @@ LOADERS = {
 CONSTANT = [(X[:32], Y[:32]), (X[32:], Y[32:])]
 
 
-def run(out: Path, loader: Any = CONSTANT, loss: Any = loss_fn, **changes: Any) -> Comparison:
+def run(
+    out: Path, loader: Any = CONSTANT, loss: Any = loss_fn, model: Any = make_model, **changes: Any
+) -> Comparison:
     known: dict[str, Any] = {"epochs": 2, "report": False, "out": out}
-    return compare(make_model, loader, loss, **{**known, **changes})
+    return compare(model, loader, loss, **{**known, **changes})
 
 
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS.keys())
@@ -251,7 +261,72 @@ def function_of(n: int) -> Any:
     return lambda epoch: (CONSTANT * 3)[:n]
 
 
+class Late(Dataset[tuple[Tensor, Tensor]]):
+    """Its examples after the first batch are scaled."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return X[i] * (self.scale if i >= 16 else 1), Y[i]
+
+
+class Order(Sampler[int]):
+    """Another one after the first batch."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([*range(16), *range(16, len(X))[:: self.step]])
+
+
+class Own:
+    """An iterable of one's own."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([CONSTANT[0], (X[32:] * self.scale, Y[32:])])
+
+
+def flipped(flip: bool) -> Any:
+    """The labels after the first batch."""
+    late = torch.arange(len(X))[:, None] >= 16
+    return DataLoader(TensorDataset(X, torch.where(late & flip, 1 - Y, Y)), batch_size=16)
+
+
+def late(scale: float, **options: Any) -> Any:
+    return DataLoader(Late(scale), batch_size=16, **options)
+
+
+def every_epoch(loader: Any) -> Any:
+    return lambda epoch: loader
+
+
 PAIRS: dict[str, Any] = {
+    "later labels": [{"loader": flipped(False)}, {"loader": flipped(True)}],
+    "later labels of validation": [
+        {"valid_loader": flipped(False)},
+        {"valid_loader": flipped(True)},
+    ],
+    "later labels in a function": [
+        {"loader": every_epoch(flipped(False))},
+        {"loader": every_epoch(flipped(True))},
+    ],
+    "a data set of one's own": [{"loader": late(1.0)}, {"loader": late(2.0)}],
+    "a sampler of one's own": [
+        {"loader": late(1.0, sampler=Order(1))},
+        {"loader": late(1.0, sampler=Order(-1))},
+    ],
+    "an iterable of one's own": [{"loader": Own(1.0)}, {"loader": Own(2.0)}],
     "an object": [{"loss": Scaled(1.0)}, {"loss": Scaled(3.0)}],
     "a partial": [{"loss": partial(times, factor=1.0)}, {"loss": partial(times, factor=3.0)}],
     "a module in a partial": [{"loss": smoothed(0.0)}, {"loss": smoothed(0.5)}],
@@ -270,6 +345,36 @@ def test_a_change_that_shows_outside_the_code_is_seen(tmp_path: Path, name: str)
     ]
     assert versions[0] != versions[1]
     assert versions[0] == versions[2]
+
+
+def test_an_example_counts_by_what_it_decides(tmp_path: Path) -> None:
+    """It may be the first batch of a shuffled loader."""
+    examples = [X[:8], X[8:24] + 1]
+    ids = [run(tmp_path, example_batch=example).records[1].id for example in examples]
+    assert ids[0] == ids[1]
+
+
+def test_what_differs_from_model_to_model_is_no_setting(tmp_path: Path) -> None:
+    """As the number does that torch.compile gives to each."""
+
+    class Stamped(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 1)
+            self.made = time.perf_counter()
+
+    ids = [run(tmp_path, model=Stamped).records[0].id for _ in range(2)]
+    assert ids[0] == ids[1]
+
+
+def test_a_loader_without_a_length(tmp_path: Path) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(zip(X, Y, strict=True))
+
+    loader = DataLoader(Stream(), batch_size=16)
+    first, second = (run(tmp_path, loader, valid_loader=loader).records for _ in range(2))
+    assert [r.status for r in first] == [FINISHED] * 2
+    assert [r.id for r in first] == [r.id for r in second]
 
 
 CFG: dict[str, Any] = {"scale": 1.0, "weights": torch.ones(1)}
@@ -340,13 +445,30 @@ def test_what_no_description_tells_shows_in_the_loss(
     assert ids[0] == ids[2] != ids[1]
 
 
-def test_a_loss_that_is_never_the_same_twice(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0)
+def test_a_loss_that_changes_from_call_to_call_is_refused(tmp_path: Path) -> None:
+    """A counter would go on from one run to the next, and so would a generator."""
+    calls, noise = [0], np.random.default_rng(0)
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+    def warming_up(model: nn.Module, batch: Any) -> Tensor:
+        calls[0] += 1
+        return loss_fn(model, batch) * min(1, 0.5 + calls[0] / 10_000)
+
+    def noisy(model: nn.Module, batch: Any) -> Tensor:
         return loss_fn(model, batch) * noise.random()
 
-    assert run(tmp_path, loss=loss).records[0].id == run(tmp_path, loss=loss).records[0].id
+    for loss in (warming_up, noisy):
+        with pytest.raises(LabError, match=r"loss_fn gave .* and then .* keep what it counts"):
+            run(tmp_path, loss=loss)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("factor", [1.0, float("nan")])
+def test_a_loss_may_draw_random_numbers_that_are_seeded(tmp_path: Path, factor: float) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        noise = torch.rand(()) + np.random.rand() + random.random()
+        return loss_fn(model, batch) * noise * factor
+
+    assert [r.error for r in run(tmp_path, loss=loss).records] == ["", ""]
 
 
 def test_the_rehearsal_does_not_depend_on_threads(tmp_path: Path) -> None:
@@ -454,6 +576,21 @@ def test_an_interrupted_run_goes_on_exactly(
     assert [r.metrics for r in parts.records] == [r.metrics for r in whole.records]
 
 
+@pytest.mark.parametrize("last", [1, 4], ids=["first run", "last run"])
+def test_a_signal_in_the_last_epoch_of_a_run_is_heard(tmp_path: Path, last: int) -> None:
+    seen: list[str] = []
+
+    def interrupt(config: Any, epoch: int, row: Any) -> None:
+        seen.append(config.optimizer)
+        if len(seen) == last:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt, match="the same call goes on from here"):
+        run(tmp_path, epochs=1, seeds=2, progress=interrupt)
+    assert len(seen) == last
+    assert len(run(tmp_path, epochs=1, seeds=2).known) == last
+
+
 def test_a_fresh_comparison_that_was_interrupted_goes_on_without_fresh(tmp_path: Path) -> None:
     """What was there before is gone for all runs, also for those that had not begun again."""
     run(tmp_path, epochs=3)
@@ -530,6 +667,11 @@ def endless() -> Iterator[Any]:
     yield from CONSTANT
 
 
+class Detached(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).detach()
+
+
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "epochs": ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
     "part of an epoch": ({"epochs": 1.5}, "epochs must be a whole number of at least 1, got 1.5"),
@@ -550,15 +692,39 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         "adamw has no argument 'momentum'; it has amsgrad, betas, .*weight_decay",
     ),
     "the lab's own": ({"hyper": {"adamo": {"late": {}}}}, "adamo has no argument 'late'"),
+    "a number for settings": ({"hyper": {"adamw": 1e-3}}, 'hyper must be like .*"lr": 3e-4'),
+    "a list of settings": ({"hyper": [("adamw", 1e-3)]}, "hyper must be like"),
     "elsewhere": ({"hyper": {"sgd": {"lr": 1}}}, "hyper names 'sgd', which is not among adamw"),
     "value": ({"hyper": {"adamw": {"lr": -1}}}, "adamw refused its hyper-parameters: .*-1"),
     "tensor": ({"hyper": {"adamw": {"lr": X}}}, "hyper of adamw must be numbers, words or lists"),
     "metrics": ({"metrics": lambda m, b: {}}, "metrics are taken on valid_loader"),
+    "no metrics": (
+        {"metrics": lambda m, b: None, "valid_loader": CONSTANT},
+        "metrics must return numbers by name, .*, got None",
+    ),
+    "no number in metrics": (
+        {"metrics": lambda m, b: {"error": None}, "valid_loader": CONSTANT},
+        "error must be one number a batch, got None",
+    ),
     "taken": (
         {"metrics": lambda m, b: {"lr": 1.0}, "valid_loader": CONSTANT},
         "metrics may not be called lr; choose another name",
     ),
     "iterator": ({"loader": endless()}, "train_loader is an iterator and can be read only once"),
+    "data set": ({"loader": DATA}, "train_loader must be .* TensorDataset; wrap a data set in a D"),
+    "data set for validation": ({"valid_loader": DATA}, "valid_loader must be .*; wrap a data set"),
+    "whole batch for an example": (
+        {"example_batch": CONSTANT[0]},
+        r"example_batch must be what the model takes, x of .*\(x, y\).* takes 2 positional",
+    ),
+    "example without a gradient": (
+        {"model": lambda: Detached(4, 1), "example_batch": X},
+        "example_batch must be what the model takes.*no tensor that requires grad$",
+    ),
+    "batch in place": (
+        {"loader": [(X.clone(), Y)], "loss": lambda m, b: m(b[0].mul_(2)).mean()},
+        "train_loader gave two different first batches .* change no batch in place",
+    ),
     "empty": ({"loader": []}, "train_loader gave no batch"),
     "empty validation": ({"valid_loader": []}, "valid_loader gave no batch"),
     "loss": ({"loss": lambda m, b: 1.0}, "loss_fn must return one number .*, got float"),
@@ -577,7 +743,7 @@ def test_mistakes_are_named_before_anything_is_trained(
     assert not [*tmp_path.iterdir()]
 
 
-class Own(nn.Linear):
+class Unseeded(nn.Linear):
     """Draws from a generator that no seed reaches."""
 
     generator = torch.Generator().manual_seed(0)
@@ -590,8 +756,11 @@ ONE_MODEL = nn.Linear(8, 1)
 STARTS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "one model": (lambda: ONE_MODEL, "the same parameters twice"),
     "one part": (lambda: nn.Sequential(ONE_MODEL), "the same parameters twice"),
-    "own generator": (lambda: Own(8, 1, bias=False), "different weights under the same seed"),
+    "own generator": (lambda: Unseeded(8, 1, bias=False), "different weights under the same seed"),
     "empty": (nn.Identity, "a model without parameters"),
+    "a model": (nn.Linear(4, 1), "model_fn must be a function that makes .* and is a Linear"),
+    "no model": (lambda: [nn.Linear(4, 1)], "model_fn must return a model, got list"),  # type: ignore
+    "lazy": (lambda: nn.LazyLinear(1), "lazy layers, whose weights have no shape yet"),
 }
 
 

@@ -2,21 +2,22 @@
 
 The runs are the laboratory's: seeded, resumed after an interruption, one record each. A run that
 was finished is not trained again unless the model, the data, the loss or the settings changed, as
-far as that shows in the first batches, their number, the code and values that functions use (those
-that a loss itself changes excepted), or the first loss; ``fresh=True`` trains again in any case.
+far as that shows in the first batches, the first loss, or the code and values of what is given (see
+``fingerprint``; those that change while it runs excepted); ``fresh=True`` trains again in any case.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import operator
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from adamo_optim import param_groups
 
 from . import optimizers as registry
 from .engines import failure, interruptible, is_finished, locked, resolve_device
@@ -101,7 +104,8 @@ def compare(
             torch, numpy, random or a loader's generator, depend on seed and epoch alone, so every
             optimizer sees the same batches in the same order; data that draw from a generator of
             their own are refused.
-        loss_fn: ``loss_fn(model, batch)``, the loss to minimize; it gets batches on ``device``.
+        loss_fn: ``loss_fn(model, batch)``, the loss to minimize; it gets batches on ``device``. It
+            must be the same for the same model, batch and seed: a counter belongs in the model.
         epochs: the budget.
         optimizers: names in the registry, ``adamo-lab list`` shows them; the first is the one that
             times are compared with.
@@ -109,8 +113,9 @@ def compare(
         valid_loader: batches on which the loss is evaluated after every epoch.
         metrics: ``metrics(model, batch)``, more numbers about a validation batch, by name. Like
             the loss they are averaged over the batches, weighted by their size.
-        example_batch: what the model takes, so that AdamO finds scale-invariant weights (see
-            ``adamo_optim.param_groups``). Without it the rules go by shape.
+        example_batch: what the model takes, x of a loader's (x, y), so that AdamO finds
+            scale-invariant weights (see ``adamo_optim.param_groups``). Without it the rules go by
+            shape. What it decides counts, not its values: it may be another one every time.
         seeds: one run of each optimizer for every seed; a number n stands for 0 to n - 1.
         out: the folder of the records and the report.
         device: where to train.
@@ -143,7 +148,7 @@ def compare(
         try:
             records = [
                 run_one(config, recipe, where, root / config.id, progress, stop)
-                for config in configs
+                for config in heeding(stop, configs)
             ]
         except Stopped as error:
             call = "the same call without fresh=True" if fresh else "the same call"
@@ -188,23 +193,40 @@ def seeds_of(seeds: Any) -> list[int]:
 
 def check(recipe: Recipe, names: Sequence[str], hyper: Mapping[str, Mapping[str, Any]]) -> None:
     """One sentence for what makes no sense."""
+    if isinstance(recipe.model_fn, nn.Module) or not callable(recipe.model_fn):
+        raise LabError(
+            "model_fn must be a function that makes a new model for every run, and is a "
+            f"{type(recipe.model_fn).__name__}; lambda: copy.deepcopy(model) makes one of yours"
+        )
     if isinstance(names, str) or not names or len({*names}) < len(names):
         raise LabError(f"optimizers must be different and at least one, got {names!r}")
+    if not isinstance(hyper, Mapping) or not all(isinstance(v, Mapping) for v in hyper.values()):
+        raise LabError(f'hyper must be like {{"adamw": {{"lr": 3e-4}}}}, got {hyper!r}')
     for name in hyper:
         if name not in names:
             raise LabError(f"hyper names {name!r}, which is not among {', '.join(names)}")
     if recipe.metrics and recipe.valid is None:
         raise LabError("metrics are taken on valid_loader, and there is none; give one")
-    for what, source in (("train_loader", recipe.train), ("valid_loader", recipe.valid)):
-        if isinstance(source, Iterator):
-            raise LabError(
-                f"{what} is an iterator and can be read only once; give a DataLoader or a list"
-            )
-        if getattr(source, "persistent_workers", False):
-            raise LabError(
-                f"{what} has persistent_workers=True, which carries random numbers from one run to "
-                "the next; make it with persistent_workers=False"
-            )
+    check_loader("train_loader", recipe.train)
+    if recipe.valid is not None:
+        check_loader("valid_loader", recipe.valid)
+
+
+def check_loader(what: str, source: Any) -> None:
+    if not isinstance(source, Iterable) and not callable(source):
+        raise LabError(
+            f"{what} must be a DataLoader, a list of batches or a function of the epoch, and is a "
+            f"{type(source).__name__}; wrap a data set in a DataLoader"
+        )
+    if isinstance(source, Iterator):
+        raise LabError(
+            f"{what} is an iterator and can be read only once; give a DataLoader or a list"
+        )
+    if getattr(source, "persistent_workers", False):
+        raise LabError(
+            f"{what} has persistent_workers=True, which carries random numbers from one run to "
+            "the next; make it with persistent_workers=False"
+        )
 
 
 def settings_of(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,25 +249,57 @@ def rehearse(
 ) -> str:
     """One batch of everything, so that mistakes show at once; returns a digest of what it saw.
 
-    Twice: what the second time changes, such as a list of results, is no part of the experiment.
+    Twice, with two models: what differs then, such as a list of results or the time at which a
+    model was made, is no part of the experiment.
     """
     name = next(iter(settings))
     task = Yours(RunConfig("yours", name, 0, 1, settings[name]), device, recipe)
     with steady(device):
         model, other = new_model(task), new_model(task)
         check_start(model, other)
+        rules = rules_of(other, task.example())
         for key in settings:
             registry.build(key, settings[key], other, task.example())
-        del other
-        first_time = try_out(task) | describe(recipe, model)
-        second_time = try_out(task) | describe(recipe, model)
+        loss, first_time = try_out(task)
+        first_time |= describe(recipe, model)
+        again, second_time = try_out(task)
+        second_time |= describe(recipe, other)
+    check_batches(first_time, second_time)
+    check_loss(loss, again, 1e-5 if device.type == "cpu" else 1e-2)  # elsewhere sums have no order
+    return digest_of(rules | dict(first_time.items() & second_time.items()))[:8]
+
+
+def check_batches(first_time: Mapping[str, str], second_time: Mapping[str, str]) -> None:
     for loader in ("train_loader", "valid_loader"):
         if first_time.get(loader) != second_time.get(loader):
             raise LabError(
                 f"{loader} gave two different first batches under the same seed; draw its random "
-                "numbers from torch, numpy or random, and from no generator of its own"
+                "numbers from torch, numpy or random, and from no generator of its own, and let "
+                "loss_fn and metrics change no batch in place"
             )
-    return digest_of(dict(first_time.items() & second_time.items()))[:8]
+
+
+def check_loss(one: float, other: float, tolerance: float) -> None:
+    """A counter in a loss, say, would go on where the last run's ended."""
+    if not math.isclose(one, other, rel_tol=tolerance) and not (one != one and other != other):
+        raise LabError(
+            f"loss_fn gave {one:.6g} and then {other:.6g} for the same weights, batch and seed, so "
+            "every optimizer would have another loss; keep what it counts or collects in the model "
+            "(a buffer), new for every run, and draw random numbers from torch, numpy or random"
+        )
+
+
+def rules_of(model: nn.Module, example: Any) -> dict[str, str]:
+    """What the example decides, by parameter."""
+    try:
+        groups = param_groups(model, example)
+    except (RuntimeError, TypeError, ValueError) as error:
+        cause = error.__cause__ or str(error).partition(": pass forward")[0]  # not ours to offer
+        raise LabError(
+            "example_batch must be what the model takes, x of a loader's (x, y) and several "
+            f"samples of it, or be left out; the model said: {cause}"
+        ) from error
+    return {f"rule of {name}": group["rule"] for group in groups for name, _ in group["params"]}
 
 
 @contextlib.contextmanager
@@ -271,8 +325,8 @@ def fixed_convolutions() -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic = before
 
 
-def try_out(task: Yours) -> dict[str, str]:
-    """The first batches by their digests, and what a new model makes of them, to four digits."""
+def try_out(task: Yours) -> tuple[float, dict[str, str]]:
+    """The first loss; the first batches' digests, and what a new model makes of them, in short."""
     model = new_model(task).train()
     torch.manual_seed(task.seed_of(0, purpose=1))  # as at the beginning of an epoch
     batch = first(task.stream(0), "train_loader")
@@ -287,17 +341,21 @@ def try_out(task: Yours) -> dict[str, str]:
         seen["valid_loader"] = digest_of(fingerprint({"batch": batch}))
         with torch.no_grad():
             values |= task.measure(model.eval(), batch)
-    return seen | {f"value of {key}": f"{value.item():.3e}" for key, value in values.items()}
+    told = {f"value of {key}": f"{value.item():.3e}" for key, value in values.items()}
+    return loss.item(), seen | told
 
 
 def describe(recipe: Recipe, model: nn.Module) -> dict[str, str]:
-    """All that is known before a run; of a loader that is no list or function, its length."""
+    """All that is known before a run; a library's own kind of loader has no more than a length."""
     loaders = {"all of train_loader": recipe.train, "all of valid_loader": recipe.valid}
-    for name, loader in loaders.items():
-        if isinstance(loader, Iterable) and not isinstance(loader, (list, tuple)):
-            loaders[name] = len(loader) if isinstance(loader, Sized) else None
+    lengths = {f"length of {name}": length_of(loader) for name, loader in loaders.items()}
     functions = {"model_fn": recipe.model_fn, "loss": recipe.loss_fn, "metrics": recipe.metrics}
-    return fingerprint({**functions, **loaders, "model": model, "example": recipe.example})
+    return fingerprint({**functions, **loaders, **lengths, "model": model})
+
+
+def length_of(loader: Any) -> int | None:
+    with contextlib.suppress(Exception):  # a DataLoader may have none, and others say so otherwise
+        return len(loader)
 
 
 def digest_of(parts: Mapping[str, str]) -> str:
@@ -306,6 +364,11 @@ def digest_of(parts: Mapping[str, str]) -> str:
 
 def check_start(model: nn.Module, again: nn.Module) -> None:
     """Whoever trains second must not begin where the first one ended, nor anywhere else."""
+    if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
+        raise LabError(
+            "model_fn made a model with lazy layers, whose weights have no shape yet; call it once "
+            "on a batch before you return it"
+        )
     parameters = {id(p) for p in model.parameters()}
     if not parameters:
         raise LabError("model_fn made a model without parameters: there is nothing to train")
@@ -315,7 +378,7 @@ def check_start(model: nn.Module, again: nn.Module) -> None:
             "where the first one ended; make a new model in it (copy.deepcopy of yours will do)"
         )
     pairs = zip(model.state_dict().values(), again.state_dict().values(), strict=False)
-    if not all(is_lazy(a) or same_values(a, b) for a, b in pairs):
+    if not all(same_values(a, b) for a, b in pairs):
         raise LabError(
             "model_fn made two models with different weights under the same seed; draw its random "
             "numbers from torch, numpy or random, and from no generator of its own"
@@ -359,7 +422,10 @@ class Yours(Task):
 
     def model(self) -> nn.Module:
         seed_others(self.seed_of(-1, purpose=2))
-        return self.recipe.model_fn()
+        model = self.recipe.model_fn()
+        if not isinstance(model, nn.Module):
+            raise LabError(f"model_fn must return a model, got {type(model).__name__}")
+        return model
 
     def example(self) -> Any:
         return moved(self.recipe.example, self.device)
@@ -414,6 +480,8 @@ class Yours(Task):
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
+        if not isinstance(extra, Mapping):
+            raise LabError(f'metrics must return numbers by name, {{"error": 0.1}}, got {extra!r}')
         taken = [key for key in extra if key in OWN_COLUMNS]
         if taken:
             raise LabError(f"metrics may not be called {', '.join(taken)}; choose another name")
@@ -421,7 +489,10 @@ class Yours(Task):
         return {key: self.number(key, value) for key, value in values.items()}
 
     def number(self, name: str, value: float | Tensor) -> Tensor:
-        number = torch.as_tensor(value, device=self.device).detach().double()
+        try:
+            number = torch.as_tensor(value, device=self.device).detach().double()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise LabError(f"{name} must be one number a batch, got {value!r}") from error
         if number.numel() != 1:
             raise LabError(f"{name} must be one number a batch, got shape {tuple(number.shape)}")
         return number.reshape(())
@@ -430,6 +501,16 @@ class Yours(Task):
         """The median epoch's time: the first one warms up, and a busy machine has hiccups."""
         seen = self.epoch_seconds
         return {"seconds_per_epoch": statistics.median(seen)} if seen else {}
+
+
+def heeding(stop: Callable[[], bool], configs: Iterable[RunConfig]) -> Iterator[RunConfig]:
+    """One by one; asked to stop in its last epoch, a run ends, and whatever comes next does not."""
+    for config in configs:
+        if stop():
+            raise Stopped(config.id)
+        yield config
+    if stop():  # what the caller does next
+        raise Stopped
 
 
 def run_one(
