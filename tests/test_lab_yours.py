@@ -29,7 +29,8 @@ from torch.utils.data import (
 from adamo_lab import compare, yours
 from adamo_lab.errors import LabError
 from adamo_lab.records import FAILED, FINISHED, load_all
-from adamo_lab.yours import Comparison, Randomness, moved, size_of
+from adamo_lab.your_task import Randomness, moved, size_of
+from adamo_lab.yours import Comparison
 
 ROOT = Path(__file__).parents[1]
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))

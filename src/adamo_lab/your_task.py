@@ -1,0 +1,219 @@
+"""A user's model as one of the laboratory's tasks: what they bring, its batches, its randomness."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .errors import LabError
+from .records import Row, RunConfig
+from .summary import OWN_COLUMNS
+from .tasks.base import Batch, Phase, Task
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+Metrics = Callable[[nn.Module, Any], Mapping[str, float | Tensor]]
+Batches = Iterable[Any] | Callable[[int], Iterable[Any]]  # or a function of the epoch, from 0
+
+END = object()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the user brings."""
+
+    model_fn: Callable[[], nn.Module]
+    train: Batches
+    loss_fn: LossFunction
+    valid: Iterable[Any] | None = None
+    metrics: Metrics | None = None
+    example: Any = None
+
+
+class Yours(Task):
+    """A user's model in the form that the lab's runs need. A batch is a tuple of one: the user's.
+
+    Its stream of batches is read as it comes, as it may not fit into memory.
+    """
+
+    name = "yours"
+    title = "Your model"
+
+    def __init__(self, config: RunConfig, device: torch.device, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.epoch_seconds: list[float] = []
+        super().__init__(config, device, None)
+
+    def all_options(self, config: RunConfig) -> dict[str, Any]:
+        return dict(config.options)
+
+    def load(self) -> None:
+        pass
+
+    def model(self) -> nn.Module:
+        seed_others(self.seed_of(-1, purpose=2))
+        model = self.recipe.model_fn()
+        if not isinstance(model, nn.Module):
+            raise LabError(f"model_fn must return a model, got {type(model).__name__}")
+        return model
+
+    def example(self) -> Any:
+        return moved(self.recipe.example, self.device)
+
+    def batches(self, epoch: int) -> list[Any]:
+        return [([batch],) for batch in self.stream(epoch)]
+
+    def stream(self, epoch: int) -> Iterator[Any]:
+        """An epoch's batches; the same for every optimizer of a seed."""
+        return self.read(self.recipe.train, self.seed_of(epoch, purpose=3), epoch)
+
+    def validation(self, source: Iterable[Any]) -> Iterator[Any]:
+        """The same after every epoch."""
+        return self.read(source, self.seed_of(-1, purpose=4), 0)
+
+    def read(self, source: Batches, seed: int, epoch: int) -> Iterator[Any]:
+        """Batches on the device. What the model draws in between changes none of them."""
+        seed_others(seed)
+        seed_loader(source, seed, epoch)
+        if not isinstance(source, Iterable):
+            source = source(epoch)
+        numbers = Randomness(seed)
+        with numbers:
+            iterator = iter(source)
+        while True:
+            with numbers:
+                batch = next(iterator, END)
+            if batch is END:
+                return
+            yield moved(batch, self.device)
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
+        loss = self.recipe.loss_fn(model, *batch)
+        one = isinstance(loss, Tensor) and loss.dim() > 0 and loss.numel() == 1
+        return loss.reshape(()) if one else loss
+
+    def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
+        """Means over the validation batches, weighted by their sizes."""
+        if self.recipe.valid is None:
+            return {}
+        totals: dict[str, Tensor] = {}
+        count = 0
+        for batch in self.validation(self.recipe.valid):
+            size = size_of(batch)
+            values = self.measure(model, batch)
+            if totals and totals.keys() != values.keys():
+                names = f"{', '.join(totals)} and then {', '.join(values)}"
+                raise LabError(f"metrics must have the same names on every batch, got {names}")
+            totals = {key: totals.get(key, 0) + size * value for key, value in values.items()}
+            count += size
+        return {key: total / count for key, total in totals.items()}
+
+    def measure(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
+        if not isinstance(extra, Mapping):
+            raise LabError(f'metrics must return numbers by name, {{"error": 0.1}}, got {extra!r}')
+        taken = [key for key in extra if key in OWN_COLUMNS]
+        if taken:
+            raise LabError(f"metrics may not be called {', '.join(taken)}; choose another name")
+        values = {"valid_loss": self.recipe.loss_fn(model, batch), **extra}
+        return {key: self.number(key, value) for key, value in values.items()}
+
+    def number(self, name: str, value: float | Tensor) -> Tensor:
+        try:
+            number = torch.as_tensor(value, device=self.device).detach().double()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise LabError(f"{name} must be one number a batch, got {value!r}") from error
+        if number.numel() != 1:
+            raise LabError(f"{name} must be one number a batch, got shape {tuple(number.shape)}")
+        return number.reshape(())
+
+    def result(self, rows: list[Row]) -> Row:
+        """The median epoch's time: the first one warms up, and a busy machine has hiccups."""
+        seen = self.epoch_seconds
+        return {"seconds_per_epoch": statistics.median(seen)} if seen else {}
+
+
+# --- batches
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch of any structure, its tensors on the device."""
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch
+
+
+def size_of(batch: Any) -> int:
+    """How many examples a batch has: the first dimension of its first tensor, else 1."""
+    return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), 1)
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors(value)
+
+
+# --- random numbers
+
+
+class Randomness:
+    """A stream of torch's random numbers on the CPU, beside the one that is in use outside."""
+
+    def __init__(self, seed: int) -> None:
+        self.inside = torch.Generator().manual_seed(seed).get_state()
+        self.outside = self.inside
+
+    def __enter__(self) -> None:
+        self.outside = torch.get_rng_state()
+        torch.set_rng_state(self.inside)
+
+    def __exit__(self, *_: object) -> None:
+        self.inside = torch.get_rng_state()
+        torch.set_rng_state(self.outside)
+
+
+def seed_others(seed: int) -> None:
+    """The generators that transforms of images and the like draw from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def seed_loader(loader: Any, seed: int, epoch: int) -> None:
+    """A loader's own generator would go on from the last run; a sampler may count epochs."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    inner = getattr(batch_sampler, "sampler", None)
+    parts: list[Any] = [loader, getattr(loader, "sampler", None), batch_sampler, inner]
+    for part in parts:
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
+@contextlib.contextmanager
+def kept_randomness(device: torch.device) -> Iterator[None]:
+    """The caller's random numbers go on afterwards as if nothing had been trained."""
+    ours, arrays = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(arrays)
