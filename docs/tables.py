@@ -169,6 +169,32 @@ def premise() -> str:
     return f"{table(rows)}\nHardware: {devices}. {commits_of(seen)}\n"
 
 
+SPEED = {  # title: the study, options of its task, the result and how it reads
+    "modular addition, grokking epoch": ("speed-grokking", {}, SUMS),
+    "characters, validation loss": ("speed-language", SHAKESPEARE, ("valid_loss", 1, 4)),
+    "words, validation loss": ("speed-language", WIKITEXT, ("valid_loss", 1, 4)),
+}
+
+
+def speed() -> str:
+    """How fast the norm moves: the tasks side by side, with AdamW's runs of other studies."""
+    cells: dict[str, list[str]] = {name: [] for name in STUDIES["speed-grokking"].optimizers}
+    titles, own = [], []
+    for title, (name, options, (key, *reads)) in SPEED.items():
+        found = [g for g in everything()[name] if options.items() <= g.options.items()]
+        lines = {line.optimizer: line for group in found for line in group.lines}
+        if lines.keys() <= {"adamw"}:
+            continue
+        titles += [title, "n"]
+        for optimizer, row in cells.items():
+            line = lines.get(optimizer)
+            row += [spread(line.values(key), *reads), str(len(line.runs))] if line else ["–", "–"]
+        own += [run for o, line in lines.items() if o != "adamw" for run in line.runs]
+    rows = [["optimizer", *titles], *([REGISTRY[o].label, *row] for o, row in cells.items())]
+    devices = ", ".join(sorted({run.environment["device"] for run in own}))
+    return f"{table(rows)}\nAdamO's runs: {devices}. {commits_of(own)}\n"
+
+
 def facts(line: Line, key: str) -> str:
     return ", ".join(sorted({run.environment[key] for run in line.runs}))
 
@@ -291,6 +317,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "final-language": lambda: study("final-language", FINAL_LOSS),
     "final-wikitext2": lambda: study("final-wikitext2", FINAL_LOSS),
     "premise": premise,
+    "speed": speed,
     "fig4-digits": lambda: sensitivity("fig4-digits"),
     "fig4-digits-cosine": lambda: sensitivity("fig4-digits-cosine"),
     "translation": translation,
@@ -307,13 +334,18 @@ OURS = "ours"  # how the source of a claim begins that is not the paper's
 
 
 @cache
-def judged() -> list[tuple[Study, Judged]]:
-    """Every claim of every study with its verdict, as in the laboratory's report."""
+def everything() -> dict[str, list[Group]]:
+    """The groups of every study, from all records: a run may belong to several."""
     found, problems = load_all(ROOT / "results")
     if problems:
         raise ValueError("; ".join(problems))
-    studies, _ = by_study(sorted(found.values(), key=lambda r: r.id))
-    return [(STUDIES[name], j) for name, made in studies.items()
+    return by_study(sorted(found.values(), key=lambda r: r.id))[0]
+
+
+@cache
+def judged() -> list[tuple[Study, Judged]]:
+    """Every claim of every study with its verdict, as in the laboratory's report."""
+    return [(STUDIES[name], j) for name, made in everything().items()
             for j in in_brief(STUDIES[name], made)[0]]  # fmt: skip
 
 
