@@ -27,13 +27,12 @@ def measured(claim: Claim, group: Group) -> bool:
     """Could runs of both sides have got there? Where SWA is off, say, none has."""
     if claim.metric in GRID_METRICS:
         return True
-    sides = ([r for x in group.lines if x.optimizer == name for r in x.runs]
-             for name in (claim.first, claim.second))  # fmt: skip
-    return all(
-        any(claim.metric in r.result or value(r, claim.metric) is not None for r in runs)
-        for runs in sides
-        if runs
-    )
+    for name in (claim.first, claim.second):
+        runs = [run for line in group.lines if line.optimizer == name for run in line.runs]
+        told = (claim.metric in r.result or value(r, claim.metric) is not None for r in runs)
+        if runs and not any(told):
+            return False
+    return True
 
 
 def side(claim: Claim, optimizer: str, group: Group) -> Values:

@@ -1,6 +1,6 @@
-"""One batch of everything before a comparison: mistakes show at once, and what it is of is known.
+"""One batch of everything before a comparison, so that mistakes show at once.
 
-The digest of what it saw tells whether a record is of the same experiment.
+A digest of what it saw tells whether a record is of the same experiment.
 """
 
 from __future__ import annotations

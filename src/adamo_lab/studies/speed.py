@@ -7,12 +7,13 @@ from functools import partial
 from ..optimizers import OURS, settings
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run, run_with
-from .tables import FINAL, GROKKED, LOSS
+from .tables import CORPORA, FINAL, GROKKED, LOSS
+from .tuning import SUMS_EPOCHS, TEXT_EPOCHS
 
 # The norm's learning rate as a multiple of AdamW's, which moves norm and direction at one speed.
 SPEEDS = {"adamo_half": 0.5, "adamo_equal": 1.0, "adamo_double": 2.0, "adamo_fast": 4.0}
-EPOCHS = {"grokking": 5000, "language": 50}
-CORPORA = {"grokking": [{}], "language": [{"corpus": "shakespeare"}, {"corpus": "wikitext2"}]}
+EPOCHS = {"grokking": SUMS_EPOCHS, "language": TEXT_EPOCHS}
+OPTIONS = {"grokking": [{}], "language": [{"corpus": corpus} for corpus in CORPORA]}
 
 
 def runs(task: str, request: Request) -> list[RunConfig]:
@@ -20,7 +21,7 @@ def runs(task: str, request: Request) -> list[RunConfig]:
     adamw, epochs = settings(task, "adamw"), EPOCHS[task]
     same = {**OURS, **adamw, "low_dim_decay": adamw["weight_decay"]}
     made = []
-    for options in CORPORA[task]:
+    for options in OPTIONS[task]:
         for seed in request.seeds:
             made.append(run(task, "adamw", seed, epochs, request, **options))
             for name, ratio in SPEEDS.items():
@@ -52,7 +53,7 @@ def speed(task: str, where: str, metrics: tuple[Metric, ...], better: str) -> St
             ),
         ),
         seeds=6,
-        example=f"adamo-lab study speed-{task}",
+        example=f"adamo-lab study speed-{task}" + (" --data-dir ~/data" if key == LOSS.key else ""),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ TABLE1_ROWS = (
 TABLE2_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo_sgd", "adamo", "adamo_vectors")
 TABLE3_ROWS = ("adamw", "adamo_isotropic", "adamo_sgd")
 LANGUAGE_ROWS = ("adam", "adamw", "adamp", "adamo_paper", "adamo_sgd", "adamo")
+CORPORA = ("shakespeare", "wikitext2")  # characters, words
 
 SWA = Metric("swa_test_accuracy", "SWA", percent=True)
 SWA_LOSS = Metric("swa_test_loss", "SWA loss", higher_is_better=False, digits=3)
@@ -53,7 +54,7 @@ def table3(request: Request) -> list[RunConfig]:
 def language(request: Request) -> list[RunConfig]:
     return [
         run("language", name, seed, 50, request, corpus=corpus)
-        for corpus in ("shakespeare", "wikitext2")
+        for corpus in CORPORA
         for seed in request.seeds
         for name in LANGUAGE_ROWS
     ]

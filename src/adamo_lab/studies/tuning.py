@@ -17,7 +17,7 @@ from typing import Any
 
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run_with
-from .tables import BEST, FINAL, GROKKED, LOSS, SWA, SWA_LOSS
+from .tables import BEST, CORPORA, FINAL, GROKKED, LOSS, SWA, SWA_LOSS
 
 HELD_OUT = 5000
 SHORT, LONG, FULL = 100, 150, 300  # epochs on CIFAR-100
@@ -115,7 +115,6 @@ def adamo_on_text(lr: float, ratio: float) -> tuple[str, dict[str, Any]]:
     return "adamo", {**ADDITIVE, "lr": lr, "weight_decay": 0.1, "radial_lr_ratio": ratio}
 
 
-CORPORA = ("shakespeare", "wikitext2")
 TEXT_LRS = (1e-3, 2e-3, 4e-3, 8e-3)
 TEXT = (
     *starmap(adamw, product(TEXT_LRS, (0.01, 0.1, 0.5))),
