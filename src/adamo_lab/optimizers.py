@@ -38,6 +38,8 @@ REGISTRY: dict[str, Entry] = {
     "adamw_tuned": Entry("AdamW, tuned", "#0072B2", "-", "adamw"),
     "adamw_best": Entry("AdamW, best trial", "#0072B2", "-.", "adamw"),
     "adamw_matrices": Entry("AdamW, no decay of vectors", "#56B4E9", "--", "adamw"),
+    "adamw_decay2": Entry("AdamW, decay × 2", "#56B4E9", "-.", "adamw"),
+    "adamw_decay4": Entry("AdamW, decay × 4", "#56B4E9", "-", "adamw"),
     "adamp": Entry("AdamP", "#009E73", "-.", "adamp"),
     "sgd": Entry("SGD", "#000000", ":", "sgd"),
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
