@@ -132,3 +132,17 @@ def test_parameters_of_one_name_in_two_groups_are_told_apart() -> None:
     names = ["group0.weight", "group0.bias", "group1.weight", "group1.bias"]
     assert sorted(optimizer.diagnostics()) == sorted(names)
     assert [row.name for row in optimizer.explain()] == names
+
+
+def test_every_parameter_has_a_name_of_its_own() -> None:
+    encoder, decoder = nn.Linear(3, 2), nn.Linear(3, 2)
+    merged = [*encoder.named_parameters(), *decoder.named_parameters()]
+    optimizer = AdamO(
+        [{"params": merged}, {"params": [("weight", nn.Parameter(torch.ones(2, 2)))]}]
+    )
+    names = [row.name for row in optimizer.explain()]
+    assert names == ["group0.weight", "bias", "group0.weight#2", "bias#2", "group1.weight"]
+    for _, p in merged:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert list(optimizer.diagnostics()) == names[:4]

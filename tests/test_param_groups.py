@@ -8,6 +8,7 @@ import dataclasses
 import doctest
 import random
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -19,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from adamo_optim import scale_invariance
+from adamo_optim import AdamO, scale_invariance
+from adamo_optim.integrations.groups import with_rules
 from adamo_optim.scale_invariance import param_groups
 
 WIDTH = 16
@@ -802,6 +804,29 @@ def overridden(overrides: dict[str, Any], batch: Any = None) -> dict[str, dict[s
     return {
         n: {k: v for k, v in g.items() if k != "params"} for g in groups for n, _ in g["params"]
     }
+
+
+@pytest.mark.parametrize("low_dim", [None, 1000])
+def test_low_dim_that_a_declared_rule_overrules_is_not_swallowed(low_dim: int | None) -> None:
+    model, batch = nn.Linear(4, 3), torch.randn(5, 4)
+    with pytest.warns(UserWarning, match="pass low_dim to param_groups"):
+        AdamO(param_groups(model, batch), low_dim=low_dim)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AdamO(param_groups(model, batch, low_dim=low_dim), low_dim=low_dim)
+        AdamO(param_groups(model, batch, overrides={"*": "general"}), low_dim=low_dim)
+        AdamO(param_groups(model), low_dim=low_dim)
+        AdamO([{"params": [model.bias], "rule": "low_dim"}], low_dim=low_dim)
+
+
+def test_with_rules_keeps_a_rule_that_a_group_declares() -> None:
+    model, batch = nn.Linear(4, 3), torch.randn(5, 4)
+    declared = [{"params": list(model.parameters()), "rule": "low_dim"}]
+    assert {g["rule"] for g in with_rules(declared, model, batch)} == {"low_dim"}
+    found = with_rules(declared, model, batch, overrides={"weight": "scale_invariant"})
+    assert [(g["rule"], [n for n, _ in g["params"]]) for g in found] == [
+        ("scale_invariant", ["weight"]), ("low_dim", ["bias"])
+    ]  # fmt: skip
 
 
 def test_an_override_sets_rule_and_options_of_what_it_matches() -> None:

@@ -95,3 +95,14 @@ def test_the_literal_algorithm_blows_up_at_its_printed_grokking_settings() -> No
     for _ in range(400):
         w = algorithm1(w, 1e-6 * start, state, lr=1e-3, radial_lr=1e-3, weight_decay=1.0)
     assert float(w.norm()) > 1e3 * float(start.norm()) or float((w * start).sum()) < 0
+
+
+def test_a_curvature_of_zero_without_eps_is_no_error() -> None:
+    """The same gradient twice: τ = 0, and the guard bounds what 1/√0 would be."""
+    options = {**DEFAULTS, "eps": 0.0, "curvature_beta": 0.0, "curvature_target": 1.0}
+    state: dict[str, Any] = {}
+    w, g = torch.randn(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
+    for _ in range(2):
+        w = reference_step(w, g, state, options)
+    assert state["tau"] == 0.0
+    assert w.isfinite().all()

@@ -592,21 +592,55 @@ def test_every_state_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [made[p] for p in params] == [1] * 20
 
 
-def test_a_step_checks_the_groups_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_checks_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a group, but of one whose lr a scheduler moves only that."""
     checked: list[Any] = []
-    check = options_module.check_options
+    check, check_number = options_module.check_options, options_module.check_number
     monkeypatch.setattr(
-        options_module, "check_options", lambda g, **k: (checked.append(g["lr"]), check(g, **k))
+        options_module, "check_options", lambda g, **k: (checked.append(g["eps"]), check(g, **k))
+    )
+    monkeypatch.setattr(
+        options_module,
+        "check_number",
+        lambda *a, **k: (checked.append(a[0]), check_number(*a, **k)),
     )
     params = [nn.Parameter(torch.ones(2, 2)) for _ in range(5)]
     optimizer = AdamO([{"params": [p]} for p in params])
-    for lr in (1e-3, 1e-3, 2e-3):
+    found = []
+    for change in ({}, {}, {"lr": 2e-3}, {"lr": 1e-3, "eps": 1e-6}):
         for p in params:
             p.grad = torch.ones_like(p)
-        optimizer.param_groups[2]["lr"] = lr
+        optimizer.param_groups[2].update(change)
         checked.clear()
         optimizer.step()
-    assert checked == [2e-3]
+        found.append([*checked])
+    assert found[1:3] == [[], ["lr"]]
+    assert found[3][0] == 1e-6
+    assert {"lr", "eps"} < set(found[3])
+
+
+def test_groups_may_be_replaced_by_others() -> None:
+    """As wrappers such as SAM's do after loading: a step reads the groups there are now."""
+    p = nn.Parameter(torch.randn(4, 4))
+    optimizer = AdamO([p], lr=1e-2)
+    p.grad = torch.randn(4, 4)
+    optimizer.step()
+    before = p.detach().clone()
+    optimizer.param_groups = [dict(group) for group in optimizer.param_groups]
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    assert torch.equal(p, before)
+    optimizer.param_groups[0] = {**optimizer.param_groups[0], "lr": -5.0}
+    with pytest.raises(ValueError, match="lr must be"):
+        optimizer.step()
+
+
+def test_a_ratio_takes_the_place_of_the_papers_absolute_rate() -> None:
+    p = nn.Parameter(torch.randn(4, 4))
+    assert AdamO.paper([p]).param_groups[0]["radial_lr"] == 5e-3
+    assert AdamO.paper([p], radial_lr_ratio=50.0).param_groups[0]["radial_lr"] is None
+    both = AdamO.paper([p], radial_lr_ratio=50.0, radial_lr=1e-3).param_groups[0]
+    assert both["radial_lr"] == 1e-3
 
 
 def test_a_step_that_cannot_unscale_says_so() -> None:

@@ -36,7 +36,8 @@ class Layout:
     """The blocks in buckets by device, backend and mesh, with what they were made from."""
 
     def __init__(self, optimizer: AdamO) -> None:
-        self.structure = structure(optimizer.param_groups)
+        self.groups = list(optimizer.param_groups)
+        self.structure = structure(self.groups)
         self.resting: list[Tensor] = []  # frozen so far: no state, no place in a bucket
         self.on_mesh: Counter[Any] = Counter()  # how many parameters, frozen ones too
         buckets: dict[tuple[torch.device, str, Any], Bucket] = {}
@@ -61,7 +62,8 @@ class Layout:
     def is_current(self, optimizer: AdamO) -> bool:
         """False when groups, options, parameters or state are not what they were; in every step."""
         return (
-            structure(optimizer.param_groups) == self.structure
+            same(optimizer.param_groups, self.groups)
+            and structure(self.groups) == self.structure
             and not any(map(optimizer._trains, self.resting))
             and self.has_states(optimizer)
             and all(bucket.is_current() for bucket in self.buckets)

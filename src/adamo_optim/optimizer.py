@@ -31,7 +31,7 @@ from .options import (
     check_options,
     warn_of_collapse,
 )
-from .rules import Explanation, Row, decays, rule_of
+from .rules import Explanation, Row, decays, rule_of, warn_of_declared_rules
 from .state import (
     BUFFERS,
     SCALARS,
@@ -111,7 +111,8 @@ class AdamO(Optimizer):
             ``"entry"``. v is kept in any case: this saves no memory, and may be changed during
             training.
         low_dim: ``"auto"`` = tensors with dim <= 1, or of one entry, follow Adam; an integer d_th
-            = also those with numel < d_th; ``None`` = none.
+            = also those with numel < d_th; ``None`` = none. A rule that a group declares wins:
+            with :func:`param_groups`, pass it there.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
         low_dim_decay: λ of low-dimensional parameters, which then follow AdamW: w shrinks by
             lr·``low_dim_decay`` a step. Not multiplied by 1.5 coming from AdamW.
@@ -185,6 +186,7 @@ class AdamO(Optimizer):
         self._remember_parameters()
         self._populate()
         warn_of_collapse([group for p, _, group, _ in self._parameters() if decays(p, group)])
+        warn_of_declared_rules(self._parameters())
         self._is_built = True
 
     @classmethod
@@ -192,9 +194,11 @@ class AdamO(Optimizer):
         """The paper's CIFAR-100 settings, literal; ``options`` make the rows of its tables.
 
         η_θ = 8e-4, η_ρ = 5e-3 (unscheduled), λ = 2e-4, no guard. τ_target is printed nowhere: 1.
-        The protocol sets ``delta=0.1, wd_ratio=0.5`` in the groups from epoch 200 on.
+        The protocol sets ``delta=0.1, wd_ratio=0.5`` in the groups from epoch 200 on. A
+        ``radial_lr_ratio`` takes the place of the absolute η_ρ.
         """
-        return cls(params, **{**PAPER, **options})
+        scheduled = {"radial_lr": None} if "radial_lr_ratio" in options else {}
+        return cls(params, **{**PAPER, **scheduled, **options})
 
     @classmethod
     def radial_sgd(cls, params: ParamsT, **options: Any) -> AdamO:
@@ -405,8 +409,9 @@ class AdamO(Optimizer):
     # ---- layout ---------------------------------------------------------------------------
 
     def _parameters(self) -> Iterator[tuple[Tensor, str, dict[str, Any], int]]:
-        """Every parameter once, with its name, group and running number."""
+        """Every parameter once, with a name of its own, its group and its running number."""
         seen: set[int] = set()
+        times: Counter[str] = Counter()
         number = 0
         groups = [list(_named(g, group)) for g, group in enumerate(self.param_groups)]
         uses = Counter(name for named in groups for name in {name for _, name in named})
@@ -415,6 +420,8 @@ class AdamO(Optimizer):
                 if id(p) not in seen:
                     seen.add(id(p))
                     unique = name if uses[name] == 1 else f"group{g}.{name}"
+                    times[unique] += 1
+                    unique += f"#{times[unique]}" if times[unique] > 1 else ""
                     yield p, unique, self.param_groups[g], number
                 number += 1
 

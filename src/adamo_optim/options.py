@@ -265,8 +265,10 @@ class OptionTable:
             rows.append(tuple(row))
         if rows != self.rows or self.vectors is None:
             for i, (group, row) in enumerate(zip(groups, rows, strict=True)):
-                if self.vectors is None or row != self.rows[i]:
+                if self.vectors is None or row[1:] != self.rows[i][1:]:
                     check_options(group, reads_devices=False)
+                elif row != self.rows[i]:  # a scheduler has moved lr, which comes first
+                    check_number("lr", group["lr"], RANGES["lr"], reads_devices=False)
             self.small = torch.tensor(rows, dtype=self.dtype, device="cpu").T.contiguous()
             self.matrix = self.small.to(self.device, non_blocking=True)[:, self.index]
             self.rows, self.vectors = rows, Options(*self.matrix.unbind())

@@ -256,7 +256,8 @@ def _curvature_scale(
         target = state["reference"] / (1 - 0.999**count) if count >= 1 else 0.0
     if not target > 0:
         return 1.0
-    return 1 / math.sqrt(state["tau"] / float(target) + options["eps"])
+    x = state["tau"] / float(target) + options["eps"]
+    return 1 / math.sqrt(x) if x > 0 else math.inf
 
 
 def _bounded(u: Tensor) -> Tensor:

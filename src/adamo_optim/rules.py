@@ -11,12 +11,17 @@ Ours, and not the paper's: a scale-invariant weight whose step is a rotation doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from .options import users_level
+
+SET_BY_USER = "set by the user"  # the reason of a rule that ``overrides`` names
 
 
 def rule_of(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
@@ -37,6 +42,23 @@ def low_dim_by_shape(p: Tensor, threshold: str | int | None) -> tuple[str, str] 
     if isinstance(threshold, int) and p.numel() < threshold:
         return "low_dim", f"numel < {threshold}"
     return None
+
+
+def warn_of_declared_rules(parameters: Iterable[tuple[Tensor, str, dict[str, Any], int]]) -> None:
+    """Someone who hands ``low_dim`` to AdamO and not to ``param_groups`` is told where it goes."""
+    for p, name, group, _ in parameters:
+        rule, reason, threshold = group["rule"], group["rule_reason"], group["low_dim"]
+        examined = rule != "auto" and reason not in ("", SET_BY_USER)
+        if threshold == "auto" or not examined or is_lazy(p):
+            continue
+        if (low_dim_by_shape(p, threshold) is None) == (rule == "low_dim"):
+            warnings.warn(
+                f"low_dim={threshold!r} does not reach {name}, whose group declares the rule "
+                f"{rule!r} ({reason}): pass low_dim to param_groups instead.",
+                UserWarning,
+                stacklevel=users_level(),
+            )
+            return
 
 
 def norm_moves(rule: str, group: dict[str, Any]) -> bool:

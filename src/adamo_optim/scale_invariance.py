@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from .options import DEFAULTS, check_low_dim
-from .rules import low_dim_by_shape
+from .rules import SET_BY_USER, low_dim_by_shape
 
 RULES = ("low_dim", "scale_invariant", "general", "auto")
 NOT_EXAMINED = ("auto", "not examined: no example batch was given")
@@ -33,7 +33,6 @@ SCALE_DEPENDENT = ("general", "depends on its scale")
 NO_GRADIENT = ("general", "no gradient reached it: unknown, treated as general")
 NOT_FINITE = ("general", "its gradient was not finite: unknown, treated as general")
 EPS_MATTERS = ("general", "depends on its scale through the eps of a norm layer")
-SET_BY_USER = "set by the user"
 
 # A norm layer's eps moves |cos(g, w)| by about eps / variance: 1e-20 serves features down to a
 # standard deviation of 1e-5 at the default tolerance. Features without any variance are divided

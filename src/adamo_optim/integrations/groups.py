@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..rules import SET_BY_USER
 from ..scale_invariance import param_groups
 
 
@@ -16,7 +17,7 @@ def with_rules(
     """Split groups that somebody else made by the rule each parameter should follow.
 
     Trainers sort parameters by weight decay or by depth (timm's ``lr_scale``). Those options stay
-    as they are; :func:`adamo_optim.param_groups` adds rule, reason and names.
+    as they are, a ``rule`` too; :func:`adamo_optim.param_groups` adds rule, reason and names.
 
     Args:
         groups: groups of parameters or of (name, parameter) pairs of ``model``, with any options.
@@ -57,5 +58,7 @@ def with_rules(
             i, name = found[p]
             kept = {key: value for key, value in group.items() if key != "param_names"}
             new = {**kept, **ruled[i], "params": []}
+            if kept.get("rule", "auto") != "auto" and new["rule_reason"] != SET_BY_USER:
+                new |= {"rule": kept["rule"], "rule_reason": kept.get("rule_reason", "")}
             result.setdefault((g, i), new)["params"].append((name, p))
     return list(result.values())
