@@ -50,8 +50,8 @@ def premise(task: str) -> Study:
         optimizers=ROWS,
         claims=(
             Claim(
-                f"On {where} decay makes the norms oscillate: AdamW undoes more of their way "
-                "than Adam.",
+                f"On {where} decay adds to how the norms oscillate, however little that is: AdamW "
+                "undoes more of their way than Adam.",
                 "way_undone", "adamw", ">", "adam", source="abstract, section 1",
             ),
             Claim(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..optimizers import OURS, settings
+from ..optimizers import OURS, Hyper, settings
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run, run_with
 from .tables import CORPORA, FINAL, GROKKED, LOSS
@@ -18,10 +18,15 @@ EPOCHS = {"grokking": SUMS_EPOCHS, "language": TEXT_EPOCHS}
 OPTIONS = {"grokking": [{}], "language": [{"corpus": corpus} for corpus in CORPORA]}
 
 
+def at_speed(ratio: float, adamw: Hyper) -> Hyper:
+    """AdamO with AdamW's learning rate and decay of every parameter, and a norm at this speed."""
+    decay = adamw["weight_decay"]
+    return {**OURS, **adamw, "low_dim_decay": decay, "radial_lr_ratio": ratio}
+
+
 def runs(task: str, request: Request) -> list[RunConfig]:
     """AdamW, also with more decay, and AdamO with its lr and its decay of every parameter."""
     adamw, epochs = settings(task, "adamw"), EPOCHS[task]
-    same = {**OURS, **adamw, "low_dim_decay": adamw["weight_decay"]}
     made = []
     for options in OPTIONS[task]:
         for seed in request.seeds:
@@ -30,7 +35,7 @@ def runs(task: str, request: Request) -> list[RunConfig]:
                 hyper = {**adamw, "weight_decay": round(factor * adamw["weight_decay"], 9)}
                 made.append(run_with(hyper, task, name, seed, epochs, request, **options))
             for name, ratio in SPEEDS.items():
-                hyper = {**same, "radial_lr_ratio": ratio}
+                hyper = at_speed(ratio, adamw)
                 made.append(run_with(hyper, task, name, seed, epochs, request, **options))
     return made
 
