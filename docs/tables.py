@@ -21,13 +21,14 @@ from adamo_lab.optimizers import OURS as AS_DEFAULT
 from adamo_lab.optimizers import RADIAL_SGD, REGISTRY, SETTINGS
 from adamo_lab.records import FINISHED, Record, load_all
 from adamo_lab.report import Judged, capitalized, in_brief, title_of
-from adamo_lab.studies import STUDIES, Request, Study
+from adamo_lab.studies import STUDIES, Claim, Request, Study
 from adamo_lab.studies.premise import TASKS
-from adamo_lab.verdicts import FAILS, HOLDS, OPEN
+from adamo_lab.verdicts import FAILS, HOLDS, OPEN, judge
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLE = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SHORT = re.compile(r"(?<=\b[0-9a-f]{7})[0-9a-f]{33}\b|,(?= with)")  # 7 digits; "… with changes"
 LINK = re.compile(r"(\[`(\w+)`\]\(\.\./(src/[\w/]+\.py)#L)\d+")
 
 
@@ -92,7 +93,7 @@ def group_table(
 
 
 def commits_of(runs: Sequence[Record]) -> str:
-    commits = sorted({run.environment["commit"].replace(", with", " with") for run in runs})
+    commits = sorted({SHORT.sub("", run.environment["commit"]) for run in runs})
     return f"{'Commits' if len(commits) > 1 else 'Commit'}: {', '.join(commits)}."
 
 
@@ -100,6 +101,7 @@ SHAKESPEARE, WIKITEXT = {"corpus": "shakespeare"}, {"corpus": "wikitext2"}
 TRIAL_LOSS = {"valid_loss": ("validation loss", 1, 3)}
 FINAL_LOSS = {"valid_loss": ("validation loss", 1, 4)}
 
+BEST_TRIALS = ("adamw_best", "adamo_best")
 SUMS, TEXT = ("grokking_epoch", 1, 0), ("valid_loss", 1, 3)
 VISION = ("swa_test_accuracy", 100, 2)
 
@@ -177,20 +179,22 @@ SPEED = {  # title: the study, options of its task, the result and how it reads
 
 
 def speed() -> str:
-    """How fast the norm moves: the tasks side by side, with AdamW's runs of other studies."""
-    cells: dict[str, list[str]] = {name: [] for name in STUDIES["speed-grokking"].optimizers}
+    """How fast the norm moves: the tasks side by side, and of AdamW the same seeds."""
+    cells: dict[str, list[str]] = {name: [] for name in STUDIES["speed-language"].optimizers}
     titles, own = [], []
     for title, (name, options, (key, *reads)) in SPEED.items():
         found = [g for g in everything()[name] if options.items() <= g.options.items()]
-        lines = {line.optimizer: line for group in found for line in group.lines}
-        if lines.keys() <= {"adamw"}:
-            continue
+        lines = {line.optimizer: line.runs for group in found for line in group.lines}
+        ours = [run for o, runs in lines.items() if o != "adamw" for run in runs]
+        seeds = {run.config.seed for run in ours}
+        lines["adamw"] = [run for run in lines["adamw"] if run.config.seed in seeds]
         titles += [title, "n"]
         for optimizer, row in cells.items():
-            line = lines.get(optimizer)
-            row += [spread(line.values(key), *reads), str(len(line.runs))] if line else ["–", "–"]
-        own += [run for o, line in lines.items() if o != "adamw" for run in line.runs]
-    rows = [["optimizer", *titles], *([REGISTRY[o].label, *row] for o, row in cells.items())]
+            values = [run.result[key] for run in lines.get(optimizer, [])]
+            row += [spread(values, *reads), str(len(values))] if values else ["–", "–"]
+        own += ours
+    rows = [["optimizer", *titles], *([REGISTRY[o].label, *row] for o, row in cells.items()
+                                      if {*row} != {"–"})]  # fmt: skip
     devices = ", ".join(sorted({run.environment["device"] for run in own}))
     return f"{table(rows)}\nAdamO's runs: {devices}. {commits_of(own)}\n"
 
@@ -282,6 +286,12 @@ GROKKING = {
     "test_accuracy": ("test accuracy, %", 100.0, 2),
     "grokking_epoch": ("grokking epoch", 1.0, 0),
 }
+FINAL_VISION = {
+    "swa_test_accuracy": ("SWA, %", 100, 2),
+    "swa_test_loss": ("SWA loss", 1, 3),
+    "test_accuracy": ("last epoch, %", 100, 2),
+    "best_test_accuracy": ("best epoch, %", 100, 2),
+}
 TABLES: dict[str, Callable[[], str]] = {
     "language": lambda: study("language", {"valid_loss": ("validation loss", 1, 3)}),
     "table1": lambda: study(
@@ -310,6 +320,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "valid_accuracy": ("last epoch, %", 100, 2),
         },
     ),
+    "final-cifar100": lambda: study("final-cifar100", FINAL_VISION),
     "tuning-grokking": lambda: study("tuning-grokking", GROKKING),
     "final-grokking": lambda: study("final-grokking", GROKKING),
     "tuning-language": lambda: study("tuning-language", TRIAL_LOSS, SHAKESPEARE),
@@ -407,28 +418,36 @@ def counts() -> str:
 
 # --- the README's table
 
-README_COLUMNS = ("adamw", "adamw_tuned", "adamw_best", "adamo_paper", "adamo_sgd", "adamo")
-README_ROWS: tuple[tuple[str, dict[str, Any], str, str, float, int], ...] = (
-    # a study, options of its task, what is measured, its key, factor and digits
-    ("table1", {}, "CIFAR-100, ResNet-18: test accuracy, %", "swa_test_accuracy", 100, 2),
-    ("table2", {}, "Modular addition: test accuracy, %", "test_accuracy", 100, 2),
-    ("table2", {}, "Modular addition: grokking epoch", "grokking_epoch", 1, 0),
-    ("language", SHAKESPEARE, "Tiny Shakespeare, characters: validation loss", "valid_loss", 1, 3),
-    ("language", WIKITEXT, "WikiText-2, words: validation loss", "valid_loss", 1, 3),
-)
+# what is measured: the study, options of its task, AdamW's row and AdamO's, its key, factor, digits
+AGAINST: dict[str, tuple[str, dict[str, Any], tuple[str, str], tuple[str, float, int]]] = {
+    "CIFAR-100, ResNet-18: test accuracy, %": ("final-cifar100", {}, BEST_TRIALS, VISION),
+    "WikiText-2, words: validation loss": ("final-wikitext2", {}, BEST_TRIALS, TEXT),
+    "Tiny Shakespeare, characters: validation loss": (
+        *("final-language", SHAKESPEARE, ("adamw", "adamo"), TEXT),
+    ),
+    "Modular addition: grokking epoch": ("final-grokking", {}, BEST_TRIALS, SUMS),
+}
 
 
 def readme() -> str:
-    """The studies' own settings: one row a task, one column an optimizer."""
-    rows = [["", *(REGISTRY[name].label for name in README_COLUMNS)]]
-    for name, options, title, key, factor, digits in README_ROWS:
+    """The best trials of AdamW and of AdamO on fresh seeds, and how sure it is that AdamO's is."""
+    rows = [["task", "AdamW", "AdamO", "n", "p"]]
+    for title, (name, options, pair, (key, *reads)) in AGAINST.items():
         made = by_study(records(name))[0][name]
         group = next(g for g in made if g.full and g.usual and options.items() <= g.options.items())
         lines = {line.optimizer: line for line in group.lines}
-        cells = [f"{spread(lines[c].values(key), factor, digits)} (n = {len(lines[c].runs)})"
-                 if c in lines else "–" for c in README_COLUMNS]  # fmt: skip
-        rows.append([title, *cells])
+        theirs, ours = (lines[row].values(key) if row in lines else [] for row in pair)
+        metric = next(m for m in STUDIES[name].metrics if m.key == key)
+        better = Claim("", key, pair[1], ">" if metric.higher_is_better else "<", pair[0])
+        p = judge(better, ours, theirs, metric.higher_is_better).p
+        counts = dict.fromkeys(str(len(values)) for values in (theirs, ours))
+        cells = [spread(values, *reads) if values else "–" for values in (theirs, ours)]
+        rows.append([title, *cells, " and ".join(counts), "–" if p is None else p_text(p)])
     return table(rows)
+
+
+def p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 TABLES |= {

@@ -210,12 +210,21 @@ def test_claims_come_from_the_records(made_up: Any) -> None:
 
 
 def test_readme_table(made_up: Any) -> None:
-    for name in ("table2", "language"):
-        made_up(name, *made.study_records(name, seeds=(0, 1), rows=5))
-    odd = accuracy("adamo", 0, 0.5, weight_decay=0.5)  # not a setting of the study
-    tables = made_up("table1", accuracy("adamw", 0, 0.7), accuracy("adamw", 1, 0.8), odd)
-    first = cells(tables.readme())[0]
-    assert first[1:] == ["75.00 ± 7.07 (n = 2)"] + ["–"] * (len(tables.README_COLUMNS) - 1)
+    for name in ("final-wikitext2", "final-language", "final-grokking"):
+        made_up(name, *made.study_records(name, seeds=(5, 6, 7), rows=5))
+    words = made.study_records("final-language", rows=5, options={"corpus": "wikitext2"})
+    made_up("final-language", *words)
+    start = {"adamw_best": 0.70, "adamo_best": 0.79}
+    runs = [
+        made.record(c, rows=1, result={"swa_test_accuracy": start[c.optimizer] + 0.01 * c.seed})
+        for c in STUDIES["final-cifar100"].runs(Request((5, 6, 7)))
+    ]
+    odd = accuracy("adamw_best", 5, 0.5)  # Table 1's, not a setting of the study
+    tables = made_up("final-cifar100", odd, *runs)
+    found = cells(tables.readme())
+    assert found[0][1:] == ["76.00 ± 1.00", "85.00 ± 1.00", "3", "< 0.001"]
+    assert [row[0].split(",")[0] for row in found[1:3]] == ["WikiText-2", "Tiny Shakespeare"]
+    assert all(float(row[4].strip("< ")) <= 1 for row in found)
 
 
 def test_report_in_the_site(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
