@@ -259,7 +259,7 @@ FAMILIES = {  # in a picture of all rows of Table 1; the last one lends its colo
         *("adamo_isotropic", "adamo_no_projection", "adamo_no_dimension"),
         *("adamo_no_curvature", "adamo_paper"),
     ),
-    "AdamO": ("adamo", "adamo_rule"),
+    "AdamO": ("adamo_best", "adamo_rule", "adamo"),
     "AdamO, radial SGD": ("adamo_angular", "adamo_sgd"),
 }
 COLOURS = {title: REGISTRY[names[-1]].colour for title, names in FAMILIES.items()}
@@ -268,7 +268,7 @@ COLOURS = {title: REGISTRY[names[-1]].colour for title, names in FAMILIES.items(
 def about(lines: list[Line]) -> str:
     """n and commit."""
     counts = {len(line.runs) for line in lines}
-    commits = sorted({run.environment["commit"] for line in lines for run in line.runs})
+    commits = sorted({run.environment["commit"][:7] for line in lines for run in line.runs})
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     label = ", commit " if len(commits) == 1 else ",\n"
     named = textwrap.fill(", ".join(commits), 40)  # characters: what fits below a picture
@@ -316,11 +316,16 @@ def accuracy() -> Figure:
     return figure
 
 
+def on_the_test_set() -> list[Line]:
+    """The rows of Table 1, and the best trials on fresh seeds."""
+    found = [group for name in ("table1", "final-cifar100") for group in settled(name)]
+    return [line for group in found if group.full and group.usual for line in group.lines]
+
+
 def cifar100() -> Figure:
     """Test accuracy of the averaged weights on CIFAR-100: a row a setting, one dot a run."""
-    (group,) = [g for g in settled("table1") if g.full and g.usual]
-    figure, (axes,) = canvas(height=1.0 + 0.42 * len(group.lines))
-    order = sorted(group.lines, key=lambda line: statistics.fmean(accuracies(line)))
+    order = sorted(on_the_test_set(), key=lambda line: statistics.fmean(accuracies(line)))
+    figure, (axes,) = canvas(width=1.3 * WIDTH, height=1.0 + 0.42 * len(order))
     for i, line in enumerate(order):
         values = accuracies(line)
         axes.plot(values, [i] * len(values), "o", color=line.entry.colour, markersize=8)
@@ -339,9 +344,7 @@ NOISE = math.sqrt((1 - 0.9) / (1 + 0.9))  # size of Adam's quotient on pure nois
 def turning() -> Figure:
     """Accuracy on CIFAR-100 over the angle of a step: at the full learning rate, and under SWA."""
     sizes = {n: p.numel() for n, p in ResNet18(width=64).named_parameters() if p.dim() == 4}
-    tests = [
-        run for g in settled("table1") if g.full and g.usual for x in g.lines for run in x.runs
-    ]
+    tests = [run for line in on_the_test_set() for run in line.runs]
     trials = [run for g in settled("tuning-cifar100") for x in g.lines for run in x.runs]
     trials = [run for run in trials if run.config.epochs == FULL]
     figure, panels = canvas(1, 2, width=1.5 * WIDTH, height=3.6)
@@ -402,7 +405,7 @@ def row_name(line: Line, lines: list[Line]) -> str:
     """The optimizer, its decay, and whatever else tells it from another row of that optimizer."""
     same = [other.hyper for other in lines if other.optimizer == line.optimizer]
     named = [f"λ = {line.hyper['weight_decay']:g}"] if "weight_decay" in line.hyper else []
-    named += [f"{key} {show(line.hyper.get(key))}" for key in sorted({*line.hyper}.union(*same))
+    named += [f"{key} {show(value)}" for key, value in sorted(line.hyper.items())
               if key != "weight_decay" and differs(key, same)]  # fmt: skip
     return "\n".join([line.entry.label, ", ".join(named)]).rstrip()
 
