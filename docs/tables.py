@@ -171,19 +171,20 @@ def premise() -> str:
     return f"{table(rows)}\nHardware: {devices}. {commits_of(seen)}\n"
 
 
-SPEED = {  # title: the study, options of its task, the result and how it reads
-    "modular addition, grokking epoch": ("speed-grokking", {}, SUMS),
-    "characters, validation loss": ("speed-language", SHAKESPEARE, ("valid_loss", 1, 4)),
-    "words, validation loss": ("speed-language", WIKITEXT, ("valid_loss", 1, 4)),
+THREE_TASKS = {  # title: the task, its options, the result and how it reads
+    "modular addition, grokking epoch": ("grokking", {}, SUMS),
+    "characters, validation loss": ("language", SHAKESPEARE, ("valid_loss", 1, 4)),
+    "words, validation loss": ("language", WIKITEXT, ("valid_loss", 1, 4)),
 }
 
 
-def speed() -> str:
-    """How fast the norm moves: the tasks side by side, and of AdamW the same seeds."""
-    cells: dict[str, list[str]] = {name: [] for name in STUDIES["speed-language"].optimizers}
+def on_three_tasks(kind: str) -> str:
+    """Studies of one kind, the tasks side by side, and of AdamW the same seeds."""
+    cells: dict[str, list[str]] = {name: [] for name in STUDIES[f"{kind}-language"].optimizers}
     titles, own = [], []
-    for title, (name, options, (key, *reads)) in SPEED.items():
-        found = [g for g in everything()[name] if options.items() <= g.options.items()]
+    for title, (task, options, (key, *reads)) in THREE_TASKS.items():
+        made = everything()[f"{kind}-{task}"]
+        found = [g for g in made if options.items() <= g.options.items()]
         lines = {line.optimizer: line.runs for group in found for line in group.lines}
         ours = [run for o, runs in lines.items() if o != "adamw" for run in runs]
         seeds = {run.config.seed for run in ours}
@@ -328,7 +329,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "final-language": lambda: study("final-language", FINAL_LOSS),
     "final-wikitext2": lambda: study("final-wikitext2", FINAL_LOSS),
     "premise": premise,
-    "speed": speed,
+    "speed": lambda: on_three_tasks("speed"),
+    "defaults": lambda: on_three_tasks("defaults"),
     "fig4-digits": lambda: sensitivity("fig4-digits"),
     "fig4-digits-cosine": lambda: sensitivity("fig4-digits-cosine"),
     "translation": translation,

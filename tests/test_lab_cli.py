@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adamo_lab.cli import parse, parse_list, parse_seeds, train
-from adamo_lab.engines import Setup
+from adamo_lab.engines import STOPPED, Outcome, Setup
 from adamo_lab.errors import LabError
 from adamo_lab.optimizers import settings
 from adamo_lab.records import FINISHED, Record, RunConfig, load_all, save
@@ -57,6 +57,11 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
         ("run digits --device abacus", "unknown device 'abacus'"),
         ("run digits --engine steam", "unknown engine 'steam'"),
         ("run digits --engine cuda --device cpu", "--engine cuda needs a CUDA device"),
+        ("run digits --set lr=abc", "lr must be a number, got 'abc'"),
+        ("run digits --set lr=true", "lr must be a number, got True"),
+        ("run digits --set fused=false", "adamw has no hyper-parameter 'fused'"),
+        ("run digits -o adamo_half", "'adamo_half' has no settings of its own on digits"),
+        ("study final-wikitext2 --option corpus=shakespeare", "is about WikiText-2"),
         ("run digits --set lr=NaN", "NaN is not a value that a run can have"),
         ("sweep digits --grid lr=1e-3,Infinity", "Infinity is not a value that a run can have"),
         ("run digits --set lr=1e400", "1e400 is not a value that a run can have"),
@@ -217,3 +222,15 @@ def test_axes_add_up_and_one_setting_is_one_run(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     records = load_all(tmp_path)[0].values()
     assert sorted(r.config.hyper["lr"] for r in records) == [1e-3, 2e-3]
+
+
+def test_a_demo_that_was_stopped_before_its_first_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from adamo_lab import cli
+
+    monkeypatch.setattr(cli, "train", lambda runs, *_: [Outcome(run, STOPPED) for run in runs])
+    result = CliRunner().invoke(cli.app, ["demo", "--quick", "--out", str(tmp_path)])
+    assert (result.exit_code, result.output) == (cli.INTERRUPTED, "")

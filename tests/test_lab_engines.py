@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from adamo_lab import side_by_side
+from adamo_lab import ray_engine, side_by_side
 from adamo_lab import train as train_module
 from adamo_lab.engines import (
     KNOWN,
@@ -109,6 +110,49 @@ def test_an_engine_trains_all_and_survives_a_broken_run(
 
     again = run_all(chosen, setup, "serial")
     assert [o.status for o in again] == [KNOWN, FAILED, KNOWN]
+
+
+def test_damage_stops_the_runs_that_it_is_about_and_no_others(tmp_path: Path) -> None:
+    first, second = configs()
+    run_all([first], Setup(tmp_path), "serial")
+    (tmp_path / first.id / "metrics.jsonl").write_text("")
+    assert run_all([second], Setup(tmp_path), "serial")[0].status == FINISHED
+    with pytest.raises(LabError, match="does not match its checksum"):
+        run_all([first], Setup(tmp_path), "serial")
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_a_node_that_does_not_see_the_folder_hands_its_record_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopping: bool
+) -> None:
+    """The engine on a real Ray is tested above; its workers see the folder."""
+    asked = []
+
+    def report(id: str, epoch: int, row: dict[str, Any]) -> bool:
+        asked.append(epoch)
+        return stopping
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda x: x))
+    monkeypatch.setattr(ray_engine.tempfile, "gettempdir", lambda: str(tmp_path / "node"))
+    board, (config, _) = SimpleNamespace(report=SimpleNamespace(remote=report)), configs()
+    setup = Setup(tmp_path / "out", root=tmp_path)
+    threads = torch.get_num_threads()
+    outcome, record = ray_engine.train_on_node(config, setup, "no-token", board)
+    torch.set_num_threads(threads)
+    assert outcome.status == (STOPPED if stopping else FINISHED)
+    assert asked[0] == 0  # before anything is trained
+    assert (record is None) == stopping
+    assert not list(tmp_path.rglob(RUN))  # nothing is left on the node, and the driver saves
+
+
+def test_workers_of_a_cluster_start_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    setup = ray_engine.absolute(Setup(Path("out", "run"), root=Path("out"), data_dir=Path("data")))
+    assert (setup.out, setup.root) == (tmp_path / "out" / "run", tmp_path / "out")
+    assert setup.data_dir == tmp_path / "data"
+    assert ray_engine.absolute(Setup(tmp_path)).data_dir is None
 
 
 def test_a_record_anywhere_below_the_root_counts(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adamo_lab import records
 from adamo_lab.errors import LabError
 from adamo_lab.records import (
     ARRAYS,
@@ -100,6 +101,22 @@ def test_damage_to_any_file_is_named(tmp_path: Path, name: str, damage: str) -> 
 def test_a_folder_without_run_json_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / METRICS).write_text('{"epoch": 1}\n')
+    assert load_all(tmp_path) == ({}, [])
+
+
+def test_a_save_that_breaks_off_over_a_failed_record_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(record(status="failed", error="no memory", metrics=[]), tmp_path / CONFIG.id)
+
+    def killed(path: Path, data: bytes) -> None:
+        if path.name == RUN:
+            raise KeyboardInterrupt
+        write_atomically(path, data)
+
+    monkeypatch.setattr(records, "write_atomically", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(record(), tmp_path / CONFIG.id)
     assert load_all(tmp_path) == ({}, [])
 
 

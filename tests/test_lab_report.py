@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -90,6 +91,23 @@ def test_changed_options_get_a_table_of_their_own() -> None:
     section = study_section(STUDIES["table2"], studies["table2"], set())
     assert not section.absent
     assert len(section.brief) == 2 * len(STUDIES["table2"].claims)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fig2", {"snapshots": False}), ("premise-language", {"steps": 2})],
+)
+def test_options_that_are_set_back_leave_a_run_in_its_study(
+    name: str, options: dict[str, Any]
+) -> None:
+    runs = made.study_records(name, seeds=(0,), rows=3, options=options)
+    for run in runs:
+        run.folder = Path("out", name, run.id)
+    studies, others = grouped(*runs)
+    found = {study for study, groups in studies.items() if groups}
+    assert name in found
+    assert not others
+    assert not found & {"language", "tuning-language", "speed-language", "premise-digits"}
 
 
 def test_a_trial_is_no_row_of_the_table_it_was_made_for() -> None:

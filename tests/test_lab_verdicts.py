@@ -39,6 +39,7 @@ CASES = {  # claim, first, second, outcome, a word of the reason
     "larger": (LARGER, [5, 6, 7], [1, 2, 3], HOLDS, "significant"),
     "smaller": (SMALLER, [1, 2, 3], [5, 6, 7], HOLDS, "significant"),
     "opposite": (LARGER, [1, 2, 3], [5, 6, 7], FAILS, "opposite direction significant"),
+    "opposite, not claimed": (LARGER, [1, 2, 3], [3, 4, 5], FAILS, "no significant difference"),
     "no difference": (LARGER, [1, 2, 3], [1.1, 2, 2.5], FAILS, "no significant difference"),
     "two runs": (LARGER, [5, 6], [1, 2, 3], OPEN, "at least 3 runs"),
     "no runs": (LARGER, [], [], OPEN, "no runs"),

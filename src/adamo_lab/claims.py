@@ -18,6 +18,12 @@ def verdicts(group: Group) -> list[Verdict]:
 def decide(claim: Claim, group: Group) -> Verdict:
     better = metric_of(claim, group).higher_is_better
     first, second = (side(claim, name, group) for name in (claim.first, claim.second))
+    if claim.metric in GRID_METRICS and any(
+        not values and any(line.optimizer == name for line in group.lines)
+        for name, values in ((claim.first, first), (claim.second, second))
+    ):
+        reason = "no seed has run all settings of both heat maps yet"
+        return Verdict(claim, OPEN, reason, (len(first), len(second)))
     if (first or second) and not measured(claim, group):
         return Verdict(claim, OPEN, "not measured in these runs", (len(first), len(second)))
     return judge(claim, first, second, better)
@@ -98,7 +104,7 @@ def p_values(verdict: Verdict) -> str:
     if verdict.p is None:
         return ""
     claimed = together(p_value(verdict.p))
-    if verdict.p_opposite is None or verdict.p_opposite >= LEVEL:
+    if verdict.p_opposite is None or verdict.p_opposite >= LEVEL / 2:
         return claimed
     return f"{claimed}, in the opposite direction {together(p_value(verdict.p_opposite))}"
 

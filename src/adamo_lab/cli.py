@@ -247,8 +247,9 @@ def demo(
     folder = "quick" if quick else "records"  # a quick look does not mix with the demo
     setup = make_setup(out, folder, None, "cpu", workers, None)
     outcomes = train(demo_runs(quick), setup, "processes", False)
-    page = write_report(setup.out, out / "report", COVER)
-    print(f"\nThe report: {page}")
+    if any(outcome.status in ("finished", "known") for outcome in outcomes):
+        page = write_report(setup.out, out / "report", COVER)
+        print(f"\nThe report: {page}")
     leave(outcomes)
 
 

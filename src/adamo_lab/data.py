@@ -336,7 +336,7 @@ def download(name: str, data_dir: Path | None = None) -> Path:
         fetch(SHAKESPEARE, where)
         return where / SHAKESPEARE.file
     if name == "wikitext2":
-        wikitext2("train", where)  # says which files it looks for
+        check(name, where)  # says which files it looks for
         return where
     raise LabError(f"unknown data set {name!r}; known are {', '.join(DOWNLOADS)} and wikitext2")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import LabError, writing
-from .records import FAILED, FINISHED, RUN, Record, Row, RunConfig, load, load_all
+from .records import FAILED, FINISHED, RUN, Record, Row, RunConfig, load, load_folders
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +98,9 @@ def run_all(
     """Train what has not been trained yet; one outcome for every config, in order."""
     view = view or Views()
     unique = list({config.id: config for config in configs}.values())
-    known, problems = load_all(setup.root or setup.out)
-    if problems:
+    known, damaged = load_folders(setup.root or setup.out)
+    asked = {config.id for config in unique}
+    if problems := [problem for folder, problem in damaged if folder in asked]:
         raise LabError("; ".join(problems))
     done = {id for id, record in known.items() if record.status == FINISHED}
     outcomes = {c.id: Outcome(c, KNOWN) for c in unique if c.id in done}

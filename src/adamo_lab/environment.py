@@ -37,6 +37,15 @@ def describe(
     return about
 
 
+def slow_backend(device: Any) -> str:
+    """A sentence where AdamO's steps take many times as long as they should; else nothing."""
+    from adamo_optim.native import kernel
+
+    if device.type != "cpu" or not isinstance(reason := kernel(), str):
+        return ""
+    return f"AdamO is slow here, and times mean little: {reason}"
+
+
 @cache
 def commit() -> str:
     """The commit of the source tree, with a mark when files differ from it; else "unknown".

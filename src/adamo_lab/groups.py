@@ -114,22 +114,33 @@ def by_study(records: Iterable[Record]) -> tuple[dict[str, list[Group]], list[Gr
 
 def by_hand(record: Record) -> bool:
     """Made by ``run`` or ``sweep``? Their folders are called after them and the task."""
-    folder = record.folder.resolve().parent.name if record.folder else ""
-    return folder in (f"run-{record.config.task}", f"sweep-{record.config.task}")
+    return folder_of(record) in (f"run-{record.config.task}", f"sweep-{record.config.task}")
+
+
+def folder_of(record: Record) -> str:
+    """What the folder is called in which the run's own lies: a study, or what made it by hand."""
+    return record.folder.resolve().parent.name if record.folder else ""
 
 
 def studies_of(record: Record) -> list[str]:
     """The studies that a run belongs to.
 
     It belongs to those that are defined with it. Unless there is one, it belongs to those that are
-    with the options it changes: a trial with held-out images is no row of Table 1.
+    with the options it changes: a trial with held-out images is no row of Table 1. Changes are to
+    what the study has in whose folder it lies, where that is one, and else to the task's defaults.
     """
     c = record.config
     found = [name for name in STUDIES if contains(name, c, {})]
     if not any(is_row(name, c) for name in found) and not by_hand(record):
-        changes = {k: v for k, v in c.options.items() if differs(k, (c.options, defaults(c.task)))}
+        home = own_runs(folder_of(record)) if folder_of(record) in STUDIES else []
+        usual = [run.options for run in home if run.task == c.task] or [defaults(c.task)]
+        changes = min((changed(c.options, options) for options in usual), key=len)
         found += [name for name in STUDIES if name not in found and contains(name, c, changes)]
     return [name for name in found if is_row(name, c)] or found
+
+
+def changed(options: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if differs(k, (options, usual))}
 
 
 def is_row(name: str, config: RunConfig) -> bool:

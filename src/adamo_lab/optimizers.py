@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import environment
 from .errors import LabError
 
 if TYPE_CHECKING:
@@ -199,13 +200,16 @@ def settings(task: str, name: str, changes: Mapping[str, Any] | None = None) -> 
     """The hyper-parameters of an optimizer on a task, with a user's changes."""
     entry(name)
     if name not in SETTINGS[task]:
-        raise LabError(f"no settings for {name!r} on {task!r}; add them to optimizers.py")
+        known = ", ".join(SETTINGS[task])
+        raise LabError(f"{name!r} has no settings of its own on {task}; those with some: {known}")
     ours = SETTINGS[task][name]
-    return {**ours, **{k: like(ours.get(k), v) for k, v in (changes or {}).items()}}
+    return {**ours, **{k: like(k, ours.get(k), v) for k, v in (changes or {}).items()}}
 
 
-def like(ours: Any, value: Any) -> Any:
+def like(name: str, ours: Any, value: Any) -> Any:
     """1 as 1.0 where a fraction is usual: they are one setting and must be one run."""
+    if name == "lr" and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise LabError(f"lr must be a number, got {value!r}")
     return float(value) if isinstance(ours, float) and type(value) is int else value
 
 
@@ -279,6 +283,8 @@ def adamo(
 ) -> torch.optim.Optimizer:
     from adamo_optim import AdamO, param_groups
 
+    if slow := environment.slow_backend(next(model.parameters()).device):
+        warnings.warn(slow, stacklevel=1)
     if what.rules == "model":
         groups = param_groups(model, example, low_dim=arguments.get("low_dim", "auto"))
     else:
@@ -316,4 +322,6 @@ def legal_arguments(name: str) -> set[str]:
     }
     kind = entry(name).kind
     legal = {*inspect.signature(classes[kind].__init__).parameters} - {"self", "params"} | {*OWN}
+    legal -= {"capturable", "differentiable"}  # the loop's business
+    legal -= {"fused", "foreach"} if kind != "adamo" else set()
     return legal | {DECAY_VECTORS} if kind == "adamw" else legal

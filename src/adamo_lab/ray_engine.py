@@ -7,14 +7,16 @@ driver writes the records in either case.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .engines import Outcome, Setup, View, failure, interruptible, train_safely
+from .engines import KNOWN, STOPPED, Outcome, Setup, View, failure, interruptible, train_safely
 from .errors import LabError
 from .records import FINISHED, Record, Row, RunConfig, load, save
 
@@ -29,7 +31,9 @@ class Board:
         self.stopping = False
 
     def report(self, id: str, epoch: int, row: Row) -> bool:
-        self.news.append((id, epoch, row))
+        """Is it time to stop? An epoch without an evaluation asks only."""
+        if row:
+            self.news.append((id, epoch, row))
         return self.stopping
 
     def take(self) -> list[tuple[str, int, Row]]:
@@ -43,6 +47,7 @@ class Board:
 def run_ray(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Outcome]:
     """Hand the runs to Ray, one task each, and watch."""
     ray = connect(setup)
+    setup = absolute(setup)
     token = setup.out / f".shared-{uuid.uuid4().hex}"
     token.touch()
     board = ray.remote(num_cpus=0)(Board).remote()
@@ -56,6 +61,12 @@ def run_ray(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Outc
     finally:
         token.unlink(missing_ok=True)
         ray.kill(board)
+
+
+def absolute(setup: Setup) -> Setup:
+    """Workers of a cluster start in folders of their own."""
+    root, data = (path and path.resolve() for path in (setup.root, setup.data_dir))
+    return replace(setup, out=setup.out.resolve(), root=root, data_dir=data)
 
 
 def connect(setup: Setup) -> Any:
@@ -114,18 +125,27 @@ def train_on_node(
     import torch
 
     torch.set_num_threads(1)
-    if not (setup.out / token).exists():  # this node does not see the study's folder
-        setup = replace(setup, out=Path(tempfile.gettempdir()) / "adamo-lab")
-    stop = False
+    away = not (setup.out / token).exists()  # this node does not see the study's folder
+    if away:  # a folder of this call's own: an older record elsewhere is none of this study's
+        setup = replace(setup, out=Path(tempfile.gettempdir()) / "adamo-lab" / token, root=None)
+    asked, stop = 0.0, False
 
-    def progress(config: RunConfig, epoch: int, row: Row) -> None:
-        nonlocal stop
-        if row:
-            stop = bool(ray.get(board.report.remote(config.id, epoch, row)))
+    def tell(epoch: int, row: Row) -> None:
+        nonlocal asked, stop
+        now = time.monotonic()
+        if row or now - asked > POLL_SECONDS:
+            asked, stop = now, bool(ray.get(board.report.remote(config.id, epoch, row)))
 
-    outcome = train_safely(config, setup, progress, lambda: stop)
-    finished = outcome.status == FINISHED
-    return outcome, load(setup.folder(config)) if finished else None
+    tell(0, {})
+    if stop:
+        return Outcome(config, STOPPED), None
+    outcome = train_safely(config, setup, lambda _, epoch, row: tell(epoch, row), lambda: stop)
+    if outcome.status not in (FINISHED, KNOWN):
+        return outcome, None
+    record = load(setup.folder(config))
+    if away:
+        shutil.rmtree(setup.folder(config), ignore_errors=True)
+    return outcome, record
 
 
 def first_line(error: BaseException) -> str:

@@ -118,12 +118,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def save(record: Record, folder: Path) -> None:
-    """Write a record; ``run.json`` comes last and vouches for the rest."""
+    """Write a record; ``run.json``, which vouches for the rest, goes first and comes last."""
     files = {METRICS: lines(record.metrics)}
     if record.dynamics:
         files[DYNAMICS] = lines(record.dynamics)
     if record.arrays:
         files[ARRAYS] = packed(record.arrays)
+    with writing(folder / RUN):
+        (folder / RUN).unlink(missing_ok=True)
     for name, data in files.items():
         write_atomically(folder / name, data)
     document = {
@@ -183,13 +185,19 @@ def read_checked(path: Path, sha256: str) -> bytes:
 
 def load_all(root: Path) -> tuple[dict[str, Record], list[str]]:
     """All records below a folder by id, and a sentence for each that is damaged."""
+    found, damaged = load_folders(root)
+    return found, [problem for _, problem in damaged]
+
+
+def load_folders(root: Path) -> tuple[dict[str, Record], list[tuple[str, str]]]:
+    """All records below a folder by id; of each that is damaged its folder's name, and how."""
     found: dict[str, Record] = {}
-    problems: list[str] = []
+    problems: list[tuple[str, str]] = []
     for path in sorted(root.rglob(RUN)):
         try:
             record = load(path.parent)
         except LabError as error:
-            problems.append(str(error))
+            problems.append((path.parent.name, str(error)))
             continue
         known = found.get(record.id)
         if known is None or (known.status == FAILED and record.status == FINISHED):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from .derived import DERIVED, value
 from .groups import Group, Line
 from .studies import STUDIES, Metric
-from .verdicts import Summary
+from .verdicts import LEVEL, Summary
 
 MOST_COLUMNS = 6  # of runs that belong to no study
 NOT_METRICS = {"epoch", "lr", "diverged_at", "gradient_norm", "gradient_norm_sd"}
@@ -95,7 +95,11 @@ def spread(mean: float | None, sd: float | None, metric: Metric) -> str:
 
 
 def p_value(p: float) -> str:
-    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}" if p < 0.1 else f"p = {p:.2f}"
+    """Two digits, and where these would hide on which side of 0.05 it lies, as many as it takes."""
+    if p < 1e-4:
+        return "p < 0.0001"
+    digits = next(n for n in (2, 3, 4) if n == 4 or (float(f"{p:.{n}g}") < LEVEL) == (p < LEVEL))
+    return f"p = {p:.{digits}g}" if p < 0.1 else f"p = {p:.2f}"
 
 
 def heading(metric: Metric) -> str:

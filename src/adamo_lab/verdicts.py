@@ -26,7 +26,8 @@ RULE = (
     "within the stated margin. Where some runs never reached what is measured, an exact one-sided "
     "Mann–Whitney rank test takes the place of the t-test, and those runs rank last. "
     "Intervals are two-sided, so one may touch zero while the one-sided p is just below "
-    f"{LEVEL}. Each claim is tested on its own, without a correction for their number."
+    f"{LEVEL}. The opposite of a claim, which nobody had claimed, is called significant if p < "
+    f"{LEVEL / 2:g}. Each claim is tested on its own, without a correction for their number."
 )
 
 Values = Sequence["float | None"]
@@ -189,7 +190,7 @@ def ranked(
 def direction(claimed: float, opposite: float) -> tuple[str, str]:
     if claimed < LEVEL:
         return HOLDS, "significant"
-    if opposite < LEVEL:
+    if opposite < LEVEL / 2:  # nobody claimed it, so that both directions were looked at
         return FAILS, "opposite direction significant"
     return FAILS, "no significant difference"
 

@@ -79,7 +79,8 @@ def compare(
             optimizer sees the same batches in the same order; data that draw from a generator of
             their own are refused.
         loss_fn: ``loss_fn(model, batch)``, the loss to minimize; it gets batches on ``device``. It
-            must be the same for the same model, batch and seed: a counter belongs in the model.
+            must be the same for the same model, batch and seed: a counter belongs into a buffer of
+            the model.
         epochs: the budget.
         optimizers: names in the registry, ``adamo-lab list`` shows them; the first is the one that
             times are compared with.

@@ -261,11 +261,13 @@ def main(words: list[str] | None = None) -> None:
         arguments.out.mkdir(parents=True, exist_ok=True)
     if path.exists():
         console.print(f"{path} was there and is replaced")
+    if slow := environment.slow_backend(device):
+        console.print(slow)
     clock = Clock(device)
     copy_rate = clock.copy_rate(2**30 if clock.cuda else 2**28)
     stated = {"commit": arguments.commit} if arguments.commit else {}
     results: dict[str, Any] = {
-        "about": environment.describe(device) | stated,
+        "about": environment.describe(device, warnings=[slow] if slow else []) | stated,
         "copy_bytes_per_second": copy_rate,
         "networks": {},
         "training": {},

@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import product, starmap
 from typing import Any
 
+from ..errors import LabError
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run_with
 from .tables import BEST, CORPORA, FINAL, GROKKED, LOSS, SWA, SWA_LOSS
@@ -197,6 +198,8 @@ def final_text(request: Request) -> list[RunConfig]:
 
 
 def final_words(request: Request) -> list[RunConfig]:
+    if request.options.get("corpus", "wikitext2") != "wikitext2":
+        raise LabError("final-wikitext2 is about WikiText-2; on characters it is final-language")
     words = replace(fresh(request), options={**request.options, "corpus": "wikitext2"})
     return runs_of(FINAL_WORDS_TRIALS, "language", TEXT_EPOCHS, words)
 
