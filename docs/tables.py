@@ -179,21 +179,19 @@ THREE_TASKS = {  # title: the task, its options, the result and how it reads
 
 
 def on_three_tasks(kind: str) -> str:
-    """Studies of one kind, the tasks side by side, and of AdamW the same seeds."""
+    """Studies of one kind, the tasks side by side: of every row the seeds that the study has."""
     cells: dict[str, list[str]] = {name: [] for name in STUDIES[f"{kind}-language"].optimizers}
     titles, own = [], []
     for title, (task, options, (key, *reads)) in THREE_TASKS.items():
-        made = everything()[f"{kind}-{task}"]
-        found = [g for g in made if options.items() <= g.options.items()]
-        lines = {line.optimizer: line.runs for group in found for line in group.lines}
-        ours = [run for o, runs in lines.items() if o != "adamw" for run in runs]
-        seeds = {run.config.seed for run in ours}
-        lines["adamw"] = [run for run in lines["adamw"] if run.config.seed in seeds]
+        name = f"{kind}-{task}"
+        found = [g for g in everything()[name] if options.items() <= g.options.items()]
+        runs = [run for group in found for line in group.lines for run in line.runs]
+        runs = [run for run in runs if run.config.seed < STUDIES[name].seeds]
         titles += [title, "n"]
         for optimizer, row in cells.items():
-            values = [run.result[key] for run in lines.get(optimizer, [])]
+            values = [run.result[key] for run in runs if run.config.optimizer == optimizer]
             row += [spread(values, *reads), str(len(values))] if values else ["–", "–"]
-        own += ours
+        own += [run for run in runs if run.config.optimizer != "adamw"]
     rows = [["optimizer", *titles], *([REGISTRY[o].label, *row] for o, row in cells.items()
                                       if {*row} != {"–"})]  # fmt: skip
     devices = ", ".join(sorted({run.environment["device"] for run in own}))
