@@ -516,7 +516,8 @@ def test_download_of_shakespeare(
 
 def write_zip(path: Path, content: bytes) -> None:
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("wikitext-2/wiki.train.tokens", content)
+        for split in ("train", "valid"):
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", content)
 
 
 WIKITEXT = {
@@ -534,6 +535,11 @@ def test_wikitext2_in_every_form(tmp_path: Path, wiki: str, name: str) -> None:
     WIKITEXT[name](tmp_path / name, wiki.encode())
     words = data.wikitext2("train", tmp_path)
     assert words == ["<eos>", "=", "Ōkami", "=", "<eos>", "<eos>", "one", "<unk>", "<eos>"]
+    if not name.endswith("zip"):  # which has all of it
+        with pytest.raises(LabError, match=r"put one of these files there: wikitext-2\.valid\.txt"):
+            data.download("wikitext2", tmp_path)
+        valid = name.replace("train", "valid")
+        WIKITEXT[name](tmp_path / valid, wiki.encode())
     assert data.download("wikitext2", tmp_path) == tmp_path
 
 

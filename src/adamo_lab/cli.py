@@ -289,6 +289,8 @@ def configs_of(
         if unknown := sorted(set(change) - legal_arguments(name)):
             raise LabError(f"{name} has no hyper-parameter {unknown[0]!r}")
         check_own(name, hyper)
+        if isinstance(lr := hyper["lr"], bool) or not isinstance(lr, int | float):
+            raise LabError(f"lr must be a number, got {lr!r}")
         configs.append(RunConfig(task, name, seed, epochs or full, hyper, options, 1.0, synthetic))
     return configs
 

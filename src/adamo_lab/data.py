@@ -255,7 +255,7 @@ def wikitext2(split: str, data_dir: Path | None) -> list[str]:
                     f"{TOKENS[split]}; put a new copy there"
                 )
             return words
-    names = ", ".join(path.name for path in wikitext2_files(split, where))
+    names = ", ".join(str(path.relative_to(where)) for path in wikitext2_files(split, where))
     raise LabError(
         f"WikiText-2 is not in {where}, and no official download exists any more; "
         f"put one of these files there: {names}"

@@ -203,13 +203,11 @@ def settings(task: str, name: str, changes: Mapping[str, Any] | None = None) -> 
         known = ", ".join(SETTINGS[task])
         raise LabError(f"{name!r} has no settings of its own on {task}; those with some: {known}")
     ours = SETTINGS[task][name]
-    return {**ours, **{k: like(k, ours.get(k), v) for k, v in (changes or {}).items()}}
+    return {**ours, **{k: like(ours.get(k), v) for k, v in (changes or {}).items()}}
 
 
-def like(name: str, ours: Any, value: Any) -> Any:
+def like(ours: Any, value: Any) -> Any:
     """1 as 1.0 where a fraction is usual: they are one setting and must be one run."""
-    if name == "lr" and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise LabError(f"lr must be a number, got {value!r}")
     return float(value) if isinstance(ours, float) and type(value) is int else value
 
 
