@@ -419,7 +419,7 @@ def counts() -> str:
 # --- the README's table
 
 # what is measured: the study, options of its task, AdamW's row and AdamO's, its key, factor, digits
-AGAINST: dict[str, tuple[str, dict[str, Any], tuple[str, str], tuple[str, float, int]]] = {
+AGAINST: dict[str, tuple[str, dict[str, Any], tuple[str, str], tuple[str, int, int]]] = {
     "CIFAR-100, ResNet-18: test accuracy, %": ("final-cifar100", {}, BEST_TRIALS, VISION),
     "WikiText-2, words: validation loss": ("final-wikitext2", {}, BEST_TRIALS, TEXT),
     "Tiny Shakespeare, characters: validation loss": (
