@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
-from tables import settled
+from tables import commit_of, settled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -268,7 +268,7 @@ COLOURS = {title: REGISTRY[names[-1]].colour for title, names in FAMILIES.items(
 def about(lines: list[Line]) -> str:
     """n and commit."""
     counts = {len(line.runs) for line in lines}
-    commits = sorted({run.environment["commit"][:7] for line in lines for run in line.runs})
+    commits = sorted({commit_of(run) for line in lines for run in line.runs})
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     label = ", commit " if len(commits) == 1 else ",\n"
     named = textwrap.fill(", ".join(commits), 40)  # characters: what fits below a picture

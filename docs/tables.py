@@ -23,12 +23,13 @@ from adamo_lab.records import FINISHED, Record, load_all
 from adamo_lab.report import Judged, capitalized, in_brief, title_of
 from adamo_lab.studies import STUDIES, Claim, Request, Study
 from adamo_lab.studies.premise import TASKS
+from adamo_lab.tables import p_value
 from adamo_lab.verdicts import FAILS, HOLDS, OPEN, judge
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLE = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-SHORT = re.compile(r"(?<=\b[0-9a-f]{7})[0-9a-f]{33}\b|,(?= with)")  # 7 digits; "… with changes"
+SHORT = re.compile(r"(?<=\b[0-9a-f]{7})[0-9a-f]{33}\b|,(?= with)")  # what a commit goes without
 LINK = re.compile(r"(\[`(\w+)`\]\(\.\./(src/[\w/]+\.py)#L)\d+")
 
 
@@ -92,8 +93,13 @@ def group_table(
     return f"{table(rows)}\n{' '.join([*about, commits_of(group.runs)])}\n"
 
 
+def commit_of(run: Record) -> str:
+    """Seven digits of it, and whether files differed from it."""
+    return SHORT.sub("", run.environment["commit"])
+
+
 def commits_of(runs: Sequence[Record]) -> str:
-    commits = sorted({SHORT.sub("", run.environment["commit"]) for run in runs})
+    commits = sorted({commit_of(run) for run in runs})
     return f"{'Commits' if len(commits) > 1 else 'Commit'}: {', '.join(commits)}."
 
 
@@ -447,7 +453,7 @@ def readme() -> str:
 
 
 def p_text(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.2g}"
+    return "< 0.001" if p < 0.001 else p_value(p).removeprefix("p = ")
 
 
 TABLES |= {

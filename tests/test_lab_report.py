@@ -345,6 +345,15 @@ def test_paths_are_left_out(text: str, clean: str) -> None:
     assert without_paths(text) == clean
 
 
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [(1e-5, "p < 0.0001"), (0.0238, "p = 0.024"), (0.0496, "p = 0.0496"), (0.0504, "p = 0.05"),
+     (0.444, "p = 0.44")],
+)  # fmt: skip
+def test_a_p_value_shows_on_which_side_of_the_level_it_lies(p: float, text: str) -> None:
+    assert tables.p_value(p) == text
+
+
 def test_small_pictures() -> None:
     """What is drawn stays: the same shapes at the same places, and every name leads somewhere."""
     figure, (axes,) = canvas()

@@ -18,9 +18,9 @@ def verdicts(group: Group) -> list[Verdict]:
 def decide(claim: Claim, group: Group) -> Verdict:
     better = metric_of(claim, group).higher_is_better
     first, second = (side(claim, name, group) for name in (claim.first, claim.second))
-    if claim.metric in GRID_METRICS and any(
-        not values and any(line.optimizer == name for line in group.lines)
-        for name, values in ((claim.first, first), (claim.second, second))
+    begun = {line.optimizer for line in group.lines}
+    if claim.metric in GRID_METRICS and (
+        (not first and claim.first in begun) or (not second and claim.second in begun)
     ):
         reason = "no seed has run all settings of both heat maps yet"
         return Verdict(claim, OPEN, reason, (len(first), len(second)))
