@@ -142,13 +142,18 @@ def test_one_second_moment_moves_along_the_averaged_gradient() -> None:
     assert float((change - q @ (q.T @ change)).norm()) < 1e-12 * float(change.norm())
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"second_moment": "block"}, {"second_moment": "auto", "rule": "scale_invariant"}],
+    ids=["block", "auto"],
+)
 @pytest.mark.parametrize("backend", [{"foreach": False}, {"foreach": True}, {}], ids=str)
 def test_one_second_moment_survives_entries_whose_square_is_too_large(
-    backend: dict[str, Any],
+    backend: dict[str, Any], asked: dict[str, str]
 ) -> None:
     """v overflows in float32, and its mean, a float64, does not."""
     (p,) = blocks((6, 5), dtype=torch.float32)
-    optimizer = AdamO([p], second_moment="block", guard=False, **backend)
+    optimizer = AdamO([{"params": [p], **asked}], guard=False, **backend)
     for step in range(3):
         give_gradients([p], step)
         p.grad[0, 0] = 1e25

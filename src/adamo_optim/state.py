@@ -341,8 +341,7 @@ class Bucket:
         elif True not in present:
             return None
         self.mark_active(present, takes_part)
-        shared = any(group["second_moment"] != "entry" for group in self.groups)
-        blocks = Blocks(self.dtype, self.differentiable, shared)
+        blocks = Blocks(self.dtype, self.differentiable, self.shares_second_moments())
         # the fused CUDA backend keeps tables of its own
         wants_blocks = self.backend != "fused" or self.device.type != "cuda"
         for slot, g in enumerate(grads):
@@ -358,6 +357,11 @@ class Bucket:
             # a later step may replace them, and the graph knows their addresses only
             self.kept.append((self.active, self.index, self.takes, *self.table.tensors()))
         return Work(self, blocks, options, grads)
+
+    def shares_second_moments(self) -> bool:
+        """Whether a block may have one second moment for all of its entries."""
+        asked = {group["second_moment"] for group in self.groups}
+        return "block" in asked or ("auto" in asked and "scale_invariant" in self.rules)
 
     def add_block(self, blocks: Blocks, slot: int, g: Tensor) -> None:
         p, state = self.params[slot], self.states[slot]
