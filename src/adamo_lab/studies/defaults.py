@@ -105,6 +105,6 @@ VISION = Study(
 
 DEFAULTS = (
     VISION,
-    defaults("grokking", "modular addition", (GROKKED, FINAL), "groks earlier", 15),
+    defaults("grokking", "modular addition", (GROKKED, FINAL), "groks earlier", 30),
     defaults("language", "text", (LOSS,), "has a lower loss", 6),
 )
