@@ -65,6 +65,12 @@ def study(
     )
 
 
+def wherever(name: str, columns: Mapping[str, tuple[str, float, int]]) -> str:
+    """A study's table with the runs that it shares with others, whose folders they are in."""
+    (group,) = everything()[name]
+    return group_table(group, columns, STUDIES[name].paper)
+
+
 def group_table(
     group: Group,
     columns: Mapping[str, tuple[str, float, int]],
@@ -326,6 +332,7 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "final-cifar100": lambda: study("final-cifar100", FINAL_VISION),
+    "defaults-cifar100": lambda: wherever("defaults-cifar100", FINAL_VISION),
     "tuning-grokking": lambda: study("tuning-grokking", GROKKING),
     "final-grokking": lambda: study("final-grokking", GROKKING),
     "tuning-language": lambda: study("tuning-language", TRIAL_LOSS, SHAKESPEARE),

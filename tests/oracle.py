@@ -93,6 +93,7 @@ CASES = [
     Case("scale_invariant", {"wd_ratio": 0.5}, "scale_invariant"),
     Case("low_dim", {"low_dim_scale": 0.3}, "low_dim"),
     Case("low_dim_decay", {"low_dim_scale": 0.3, "low_dim_decay": 2.0}),
+    Case("low_dim_as_others", {"low_dim_decay": None, "weight_decay": 0.3}, "low_dim"),
     Case("low_dim_decay_unguarded", {"low_dim_decay": 2.0, "guard": False}, "low_dim"),
     Case("low_dim_decay_bound", {"low_dim_decay": 1e4}, "low_dim"),
     Case("low_dim_threshold", {"low_dim": 36}),

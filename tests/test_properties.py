@@ -37,7 +37,7 @@ OPTIONS = st.fixed_dictionaries(
         "radial": st.sampled_from(["sgd", "adam"]),
         "low_dim": st.sampled_from(["auto", None, 10]),
         "low_dim_scale": st.sampled_from([0.1, 1.0]),
-        "low_dim_decay": st.sampled_from([0.0, 0.5, 1e6]),
+        "low_dim_decay": st.sampled_from([None, 0.0, 0.5, 1e6]),
         "delta": st.sampled_from([None, 0.1, 10.0]),
         "wd_ratio": st.sampled_from([0.0, 0.5, 1.0]),
         "maximize": st.booleans(),

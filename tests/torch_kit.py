@@ -94,7 +94,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str]] = [
             ("curvature_target", (0.0, -1.0, math.nan), '> 0 (or "auto", or None)'),
             ("curvature_beta", (-0.1, 1.0, math.nan), ">= 0 and < 1"),
             ("low_dim_scale", (0.0, 1.5, math.nan), "> 0 and <= 1"),
-            ("low_dim_decay", (-0.1, math.inf, math.nan), ">= 0"),
+            ("low_dim_decay", (-0.1, math.inf, math.nan), ">= 0 (or None)"),
             ("delta", (0.0, -0.1, math.nan), "> 0 (or None)"),
             ("wd_ratio", (-0.5, math.inf, math.nan), ">= 0"),
             ("angular_rms", (0.0, -0.1, math.inf, math.nan), '> 0 (or "equilibrium", or None)'),

@@ -167,7 +167,7 @@ class AdamO(Optimizer):
         second_moment: str = "entry",
         low_dim: int | str | None = "auto",
         low_dim_scale: float = 1.0,
-        low_dim_decay: float = 0.0,
+        low_dim_decay: float | None = 0.0,
         delta: float | None = None,
         wd_ratio: float = 1.0,
         guard: bool = True,

@@ -99,7 +99,8 @@ RANGES: dict[str, tuple[float, bool, float, bool]] = {
     "angular_rms": (0.0, False, math.inf, False),
     "wd_ratio": (0.0, True, math.inf, False),
 }
-OPTIONAL = ("radial_lr", "curvature_target", "delta", "angular_rms")  # None switches them off
+# None switches them off; radial_lr then follows radial_lr_ratio, and low_dim_decay weight_decay
+OPTIONAL = ("radial_lr", "curvature_target", "delta", "angular_rms", "low_dim_decay")
 
 WORDS = {"curvature_target": "auto", "angular_rms": "equilibrium"}  # in place of a number
 
@@ -186,6 +187,12 @@ def check_backend(options: dict[str, Any]) -> None:
         raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
     if options["foreach"] and options["differentiable"]:
         raise RuntimeError("`foreach` does not support `differentiable`")
+
+
+def low_dim_decay(options: dict[str, Any]) -> Any:
+    """λ of low-dimensional parameters: their own, or that of the others."""
+    own = options["low_dim_decay"]
+    return options["weight_decay"] if own is None else own
 
 
 def decay_per_step(options: dict[str, Any]) -> float:
@@ -315,7 +322,7 @@ def as_numbers(group: dict[str, Any]) -> Iterator[float | Tensor]:
     yield 0.0 if isinstance(rms, str) else _or_nan(rms)
     yield float(group["radial"] == "adam")
     yield {"entry": 0.0, "auto": 0.5, "block": 1.0}[group["second_moment"]]
-    yield group["low_dim_decay"]
+    yield low_dim_decay(group)
 
 
 def _or_nan(value: float | Tensor | None) -> float | Tensor:

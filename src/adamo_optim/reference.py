@@ -145,7 +145,8 @@ def reference_step(
         state.update(m_tangential=m, v_tangential=v)
         u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
         u = _bounded(u) if guard else u
-        factor = 1 - lr * float(options["low_dim_decay"])
+        decay = options["low_dim_decay"]
+        factor = 1 - lr * float(options["weight_decay"] if decay is None else decay)
         factor = max(factor, 0.5) if guard else factor
         return _like(p, factor * w - options["low_dim_scale"] * lr * u, options, t, seed)
 
