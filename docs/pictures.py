@@ -259,7 +259,7 @@ FAMILIES = {  # in a picture of all rows of Table 1; the last one lends its colo
         *("adamo_isotropic", "adamo_no_projection", "adamo_no_dimension"),
         *("adamo_no_curvature", "adamo_paper"),
     ),
-    "AdamO": ("adamo_best", "adamo_rule", "adamo"),
+    "AdamO": ("adamo_best", "adamo_rule", "adamo_double", "adamo"),
     "AdamO, radial SGD": ("adamo_angular", "adamo_sgd"),
 }
 COLOURS = {title: REGISTRY[names[-1]].colour for title, names in FAMILIES.items()}
@@ -278,7 +278,7 @@ def about(lines: list[Line]) -> str:
 def language() -> Figure:
     """Validation loss of the character model: means, and the range over the seeds."""
     (group,) = [g for g in settled("language") if g.full and g.options["corpus"] == "shakespeare"]
-    shown = {name: SETTINGS["language"][name] for name in ("adamw", "adamo_sgd", "adamo")}
+    shown = {name: SETTINGS["language"][name] for name in ("adamw", "adamo_sgd", "adamo_first")}
     chosen = [x for x in group.lines if x.hyper == shown.get(x.optimizer)]
     figure, (axes,) = canvas(height=3.3)
     for line in chosen:
@@ -317,8 +317,9 @@ def accuracy() -> Figure:
 
 
 def on_the_test_set() -> list[Line]:
-    """The rows of Table 1, and the best trials on fresh seeds."""
-    found = [group for name in ("table1", "final-cifar100") for group in settled(name)]
+    """The rows of Table 1, and on fresh seeds the best trials and the candidates for defaults."""
+    studies = ("table1", "final-cifar100", "defaults-cifar100")
+    found = [group for name in studies for group in settled(name)]
     return [line for group in found if group.full and group.usual for line in group.lines]
 
 

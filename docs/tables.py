@@ -18,10 +18,10 @@ from typing import Any
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
 from adamo_lab.groups import Group, Line, by_study, differs, groups
 from adamo_lab.optimizers import OURS as AS_DEFAULT
-from adamo_lab.optimizers import RADIAL_SGD, REGISTRY, SETTINGS
+from adamo_lab.optimizers import RADIAL_SGD, REGISTRY
 from adamo_lab.records import FINISHED, Record, load_all
 from adamo_lab.report import Judged, capitalized, in_brief, title_of
-from adamo_lab.studies import STUDIES, Claim, Request, Study
+from adamo_lab.studies import STUDIES, Claim, Study
 from adamo_lab.studies.premise import TASKS
 from adamo_lab.tables import p_value
 from adamo_lab.verdicts import FAILS, HOLDS, OPEN, judge
@@ -113,39 +113,9 @@ SHAKESPEARE, WIKITEXT = {"corpus": "shakespeare"}, {"corpus": "wikitext2"}
 TRIAL_LOSS = {"valid_loss": ("validation loss", 1, 3)}
 FINAL_LOSS = {"valid_loss": ("validation loss", 1, 4)}
 
-BEST_TRIALS = ("adamw_best", "adamo_best")
+BEST_TRIALS, LETTER = ("adamw_best", "adamo_best"), ("adamw", "adamo_double")
 SUMS, TEXT = ("grokking_epoch", 1, 0), ("valid_loss", 1, 3)
 VISION = ("swa_test_accuracy", 100, 2)
-
-# task: the study, options of its task, AdamW's row and AdamO's, the result and how it reads
-TRANSLATED: dict[str, tuple[str, dict[str, Any], tuple[str, str], tuple[str, int, int]]] = {
-    "CIFAR-100, %": ("table1", {}, ("adamw_tuned", "adamo_rule"), VISION),
-    "CIFAR-100, SWA at 3·10⁻⁴, %": ("table1", {}, ("adamw_best", "adamo"), VISION),
-    "modular addition, grokking epoch": ("table2", {}, ("adamw", "adamo"), SUMS),
-    "Tiny Shakespeare, validation loss": ("language", SHAKESPEARE, ("adamw", "adamo"), TEXT),
-    "WikiText-2, validation loss": ("language", WIKITEXT, ("adamw", "adamo"), TEXT),
-}
-
-
-def translation() -> str:
-    """AdamW and what the rule makes of its settings."""
-    rows = [["task", "AdamW", "AdamO by the rule", "AdamW's lr, weight_decay", "n"]]
-    for title, (name, options, pair, result) in TRANSLATED.items():
-        task = next(iter(STUDIES[name].runs(Request(seeds=(0,))))).task
-        lines = {
-            line.optimizer: line
-            for group in settled(name)
-            if options.items() <= group.options.items()
-            for line in group.lines
-            if line.hyper == SETTINGS[task].get(line.optimizer)
-        }
-        key, *reads = result
-        cells = [spread(lines[row].values(key), *reads) for row in pair]
-        hyper = SETTINGS[task][pair[0]]
-        asked = f"{hyper['lr']}, {hyper['weight_decay']}"
-        counts = dict.fromkeys(str(len(lines[row].runs)) for row in pair)
-        rows.append([title, *cells, asked, " and ".join(counts)])
-    return table(rows)
 
 
 def sensitivity(name: str) -> str:
@@ -204,7 +174,9 @@ def on_three_tasks(kind: str) -> str:
             values = [run.result[key] for run in runs if run.config.optimizer == optimizer]
             row += [spread(values, *reads), str(len(values))] if values else ["–", "–"]
         own += [run for run in runs if run.config.optimizer != "adamw"]
-    rows = [["optimizer", *titles], *([REGISTRY[o].label, *row] for o, row in cells.items()
+    labels = {name: REGISTRY[name].label for name in cells}
+    labels["adamo"] = REGISTRY["adamo_rule"].label  # what that row of ``defaults`` is
+    rows = [["optimizer", *titles], *([labels[o], *row] for o, row in cells.items()
                                       if {*row} != {"–"})]  # fmt: skip
     devices = ", ".join(sorted({run.environment["device"] for run in own}))
     return f"{table(rows)}\nAdamO's runs: {devices}. {commits_of(own)}\n"
@@ -344,7 +316,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "defaults": lambda: on_three_tasks("defaults"),
     "fig4-digits": lambda: sensitivity("fig4-digits"),
     "fig4-digits-cosine": lambda: sensitivity("fig4-digits-cosine"),
-    "translation": translation,
     "cuda": lambda: bench("bench-cuda"),
     "cpu": lambda: bench("bench-cpu"),
     "training": training,
@@ -429,10 +400,21 @@ def counts() -> str:
     return " ".join(texts) + "\n"
 
 
-# --- the README's table
+# --- AdamW against AdamO
 
 # what is measured: the study, options of its task, AdamW's row and AdamO's, its key, factor, digits
-AGAINST: dict[str, tuple[str, dict[str, Any], tuple[str, str], tuple[str, int, int]]] = {
+Pairs = dict[str, tuple[str, dict[str, Any], tuple[str, str], tuple[str, int, int]]]
+KEPT_NUMBERS: Pairs = {
+    "CIFAR-100, ResNet-18: test accuracy, %": (
+        *("defaults-cifar100", {}, ("adamw_best", "adamo_double"), VISION),
+    ),
+    "WikiText-2, words: validation loss": ("defaults-language", WIKITEXT, LETTER, TEXT),
+    "Tiny Shakespeare, characters: validation loss": (
+        *("defaults-language", SHAKESPEARE, LETTER, TEXT),
+    ),
+    "Modular addition: grokking epoch": ("defaults-grokking", {}, LETTER, SUMS),
+}
+TUNED: Pairs = {
     "CIFAR-100, ResNet-18: test accuracy, %": ("final-cifar100", {}, BEST_TRIALS, VISION),
     "WikiText-2, words: validation loss": ("final-wikitext2", {}, BEST_TRIALS, TEXT),
     "Tiny Shakespeare, characters: validation loss": (
@@ -442,11 +424,12 @@ AGAINST: dict[str, tuple[str, dict[str, Any], tuple[str, str], tuple[str, int, i
 }
 
 
-def readme() -> str:
-    """The best trials of AdamW and of AdamO on fresh seeds, and how sure it is that AdamO's is."""
-    rows = [["task", "AdamW", "AdamO", "n", "p"]]
-    for title, (name, options, pair, (key, *reads)) in AGAINST.items():
-        made = by_study(records(name))[0][name]
+def against(pairs: Pairs, with_settings: bool = False) -> str:
+    """AdamW and AdamO on fresh seeds, and how sure it is that AdamO is better."""
+    asked = ["AdamW's lr, weight_decay"] if with_settings else []
+    rows = [["task", "AdamW", "AdamO", *asked, "n", "p"]]
+    for title, (name, options, pair, (key, *reads)) in pairs.items():
+        made = everything().get(name, [])
         group = next(g for g in made if g.full and g.usual and options.items() <= g.options.items())
         lines = {line.optimizer: line for line in group.lines}
         theirs, ours = (lines[row].values(key) if row in lines else [] for row in pair)
@@ -455,6 +438,8 @@ def readme() -> str:
         p = judge(better, ours, theirs, metric.higher_is_better).p
         counts = dict.fromkeys(str(len(values)) for values in (theirs, ours))
         cells = [spread(values, *reads) if values else "–" for values in (theirs, ours)]
+        if with_settings:
+            cells.append(", ".join(str(lines[pair[0]].hyper[k]) for k in ALWAYS))
         rows.append([title, *cells, " and ".join(counts), "–" if p is None else p_text(p)])
     return table(rows)
 
@@ -467,7 +452,9 @@ TABLES |= {
     "claims": claims,
     "claims-ours": own_claims,
     "claims-counts": counts,
-    "readme": readme,
+    "kept": lambda: against(KEPT_NUMBERS),
+    "kept-settings": lambda: against(KEPT_NUMBERS, with_settings=True),
+    "tuned": lambda: against(TUNED),
 }
 
 

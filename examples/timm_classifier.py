@@ -41,10 +41,10 @@ def make_data(count: int = 256) -> tuple[Tensor, Tensor]:
 def make_optimizer(model: nn.Module, images: Tensor) -> AdamO:
     """timm's groups by depth and decay, split further by AdamO's rules."""
     register()
-    groups = param_group_fn(images[:8], weight_decay=0.15, layer_decay=0.8)
+    groups = param_group_fn(images[:8], weight_decay=0.1, layer_decay=0.8)
     optimizer = create_optimizer_v2(model, opt="adamo", lr=3e-3, param_group_fn=groups)
     # The short way, with rules by shape alone:
-    #   create_optimizer_v2(model, opt="adamo", lr=3e-3, weight_decay=0.15, layer_decay=0.8)
+    #   create_optimizer_v2(model, opt="adamo", lr=3e-3, weight_decay=0.1, layer_decay=0.8)
     assert isinstance(optimizer, AdamO)
     return optimizer
 

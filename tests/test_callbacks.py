@@ -152,7 +152,7 @@ def test_with_rules_keeps_options_and_order() -> None:
         ("low_dim", None, 0.01, 0.0, ["1.weight", "1.bias"]),
         ("general", None, 0.01, 0.0, ["2.weight"]),
         ("low_dim", None, 0.25, 0.0, ["2.bias"]),
-        ("scale_invariant", 0.5, 0.01, 0.15, ["0.weight"]),
+        ("scale_invariant", 0.5, 0.01, 0.01, ["0.weight"]),
     ]
 
 

@@ -115,12 +115,12 @@ def cells(table: str) -> list[list[str]]:
 def test_a_row_of_a_table_is_one_setting(made_up: Any) -> None:
     tables = made_up(
         "table1",
-        *(accuracy("adamo", seed, 0.7 + 0.01 * seed) for seed in (0, 1)),
-        accuracy("adamo", 0, 0.5, weight_decay=0.5),
-        accuracy("adamo", 0, 0.6, guard=False),
+        *(accuracy("adamo_rule", seed, 0.7 + 0.01 * seed) for seed in (0, 1)),
+        accuracy("adamo_rule", 0, 0.5, weight_decay=0.5),
+        accuracy("adamo_rule", 0, 0.6, guard=False),
     )
     rows = {(row[1], row[2], row[-1]) for row in cells(tables.TABLES["table1"]())}
-    usual = "lr 0.0008, weight_decay {}, swa_lr 0.0003, guard {}"  # and defaults
+    usual = "lr 0.0008, weight_decay {}, radial_lr_ratio 0.5, guard {}"  # and defaults
     assert rows == {
         (usual.format(0.75, True), "70.50 ± 0.71", "2"),
         (usual.format(0.5, True), "50.00", "1"),
@@ -137,13 +137,12 @@ def test_the_papers_value_stands_beside_ours(made_up: Any) -> None:
 def test_settings_name_what_is_not_the_default(made_up: Any) -> None:
     """Of its own form: the defaults, or those of radial SGD."""
     changed = {"radial_lr_ratio": 1.0, "curvature_target": None, "low_dim": None}
-    found = (accuracy("adamo", 0, 0.7, **changed), accuracy("adamo_paper", 0, 0.6))
+    found = (accuracy("adamo_rule", 0, 0.7, **changed), accuracy("adamo_paper", 0, 0.6))
     rows = cells(made_up("table1", *found).TABLES["table1"]())
     assert [row[1] for row in rows] == [
         "lr 0.0008, weight_decay 0.0002, radial_lr 0.005, curvature_target 1.0, "
         "late (delta 0.1, wd_ratio 0.5)",
-        "lr 0.0008, weight_decay 0.75, radial_lr_ratio 1.0, curvature_target None, swa_lr 0.0003, "
-        "low_dim None",
+        "lr 0.0008, weight_decay 0.75, radial_lr_ratio 1.0, curvature_target None, low_dim None",
     ]
 
 
@@ -170,12 +169,13 @@ def test_the_line_below_a_table_says_what_ran_it(made_up: Any) -> None:
 
 
 def test_a_row_of_the_picture_is_one_setting(made_up: Any, make: Any, tmp_path: Path) -> None:
-    made_up("table1", *(accuracy("adamo", s, 0.7, weight_decay=w) for s in (0, 1) for w in (0, 1)))
+    runs = (accuracy("adamo_rule", s, 0.7, weight_decay=w) for s in (0, 1) for w in (0, 1))
+    made_up("table1", *runs)
     pictures = make("pictures")
     (group,) = pictures.settled("table1")
     assert [pictures.row_name(x, group.lines) for x in group.lines] == [
-        "AdamO\nλ = 0",
-        "AdamO\nλ = 1",
+        "AdamO, by the first rule\nλ = 0",
+        "AdamO, by the first rule\nλ = 1",
     ]
     assert [pictures.accuracies(x) for x in group.lines] == [[70.0, 70.0]] * 2
 
@@ -201,7 +201,7 @@ def test_claims_come_from_the_records(made_up: Any) -> None:
     own = [row for row in cells(tables.own_claims()) if row[1].startswith("Table 1")]
     (mine,) = [row for row in own if "best trial" in row[0]]
     assert mine[2] == "**open**"
-    assert "AdamO 99.00 %" in mine[3].replace("\xa0", " ")
+    assert "AdamO, first defaults 99.00 %" in mine[3].replace("\xa0", " ")
     theirs = sum(
         len(s.claims) * len(expected_options(s)) for s in STUDIES.values()
     ) - len(cells(tables.own_claims()))  # fmt: skip
@@ -209,7 +209,7 @@ def test_claims_come_from_the_records(made_up: Any) -> None:
     assert tables.counts().startswith(f"Of the paper's {theirs} claims, {held} hold")
 
 
-def test_readme_table(made_up: Any) -> None:
+def test_adamw_against_adamo(made_up: Any) -> None:
     for name in ("final-wikitext2", "final-language", "final-grokking"):
         made_up(name, *made.study_records(name, seeds=(5, 6, 7), rows=5))
     words = made.study_records("final-language", rows=5, options={"corpus": "wikitext2"})
@@ -221,7 +221,7 @@ def test_readme_table(made_up: Any) -> None:
     ]
     odd = accuracy("adamw_best", 5, 0.5)  # Table 1's, not a setting of the study
     tables = made_up("final-cifar100", odd, *runs)
-    found = cells(tables.readme())
+    found = cells(tables.against(tables.TUNED))
     assert found[0][1:] == ["76.00 ± 1.00", "85.00 ± 1.00", "3", "< 0.001"]
     assert [row[0].split(",")[0] for row in found[1:3]] == ["WikiText-2", "Tiny Shakespeare"]
     assert all(float(row[4].strip("< ")) <= 1 for row in found)

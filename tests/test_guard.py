@@ -219,19 +219,19 @@ def test_a_small_but_real_tangential_gradient_is_used() -> None:
 
 @BACKENDS
 @pytest.mark.parametrize("options", [{}, {"guard": False}, {"tangential": "angular"}], ids=str)
-def test_a_block_that_starts_at_zero_follows_adam_for_good(
+def test_a_block_that_starts_at_zero_follows_adamw_for_good(
     options: dict[str, Any], foreach: bool
 ) -> None:
     ours, theirs = nn.Parameter(torch.zeros(5, 4)), nn.Parameter(torch.zeros(5, 4))
     adamo = AdamO([("b", ours)], lr=1e-2, foreach=foreach, **options)
     assert adamo.explain()[0].rule == "low_dim"
-    adam = torch.optim.Adam([theirs], lr=1e-2)
+    adamw = torch.optim.AdamW([theirs], lr=1e-2)
     source = torch.Generator().manual_seed(0)
     for _ in range(30):
         ours.grad = torch.randn(5, 4, generator=source)
         theirs.grad = ours.grad.clone()
         adamo.step()
-        adam.step()
+        adamw.step()
     torch.testing.assert_close(ours, theirs)
     row = adamo.explain()[0]
     assert row.rule == "low_dim"

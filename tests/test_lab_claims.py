@@ -14,6 +14,7 @@ from adamo_lab import claims, tables
 from adamo_lab.derived import DERIVED, value
 from adamo_lab.grids import GRID_METRICS, grid_table, grid_values, grids
 from adamo_lab.groups import Group, by_study
+from adamo_lab.optimizers import row_of
 from adamo_lab.records import Record, RunConfig
 from adamo_lab.report import in_brief
 from adamo_lab.studies import STUDIES, Request, Study
@@ -24,7 +25,7 @@ WITH_CLAIMS = [study for study in STUDIES.values() if study.claims]
 
 @pytest.mark.parametrize("study", WITH_CLAIMS, ids=lambda study: study.name)
 def test_every_claim_is_about_runs_of_its_study(study: Study) -> None:
-    optimizers = {run.optimizer for run in study.runs(Request(seeds=(0,)))}
+    optimizers = {row_of(c.optimizer, c.hyper) for c in study.runs(Request(seeds=(0,)))}
     for claim in study.claims:
         assert {claim.first, claim.second} <= optimizers, claim.text
         assert claim.metric in {m.key for m in study.metrics}, claim.text
@@ -84,7 +85,7 @@ def test_that_none_got_there_is_measured() -> None:
     for run in runs:
         run.result["grokking_epoch"] = None
     (group,) = by_study(runs)[0]["table2"]
-    claim = next(c for c in STUDIES["table2"].claims if c.first == "adamo")
+    claim = next(c for c in STUDIES["table2"].claims if c.first == "adamo_first")
     assert claims.decide(claim, group).outcome == FAILS
     assert [text for _, text, _ in claims.means(claim, group)] == ["never", "never"]
 
@@ -311,5 +312,6 @@ def test_means() -> None:
     text = {claim.first: claims.means(claim, group) for claim in STUDIES["table2"].claims
             if claim.metric == "grokking_epoch"}  # fmt: skip
     adamw = ("AdamW", "2500 ± 707 (2 of 3 runs)".replace(" ", "\xa0"), 3)
-    assert text["adamo"] == [("AdamO", "1000 ± 100".replace(" ", "\xa0"), 3), adamw]
+    first = ("AdamO, first defaults", "1000 ± 100".replace(" ", "\xa0"), 3)
+    assert text["adamo_first"] == [first, adamw]
     assert text["adamo_paper"] == [("AdamO (paper)", "never", 3), adamw]

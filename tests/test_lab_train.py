@@ -13,8 +13,19 @@ import pytest
 import torch
 
 from adamo_lab.errors import LabError
-from adamo_lab.optimizers import FORM, OURS, RADIAL_SGD, SETTINGS, build, legal_arguments, settings
+from adamo_lab.optimizers import (
+    FORM,
+    OURS,
+    RADIAL_SGD,
+    SETTINGS,
+    build,
+    legal_arguments,
+    recorded_as,
+    row_of,
+    settings,
+)
 from adamo_lab.records import Record, RunConfig
+from adamo_lab.studies import STUDIES, Request
 from adamo_lab.tasks import TASKS, all_options
 from adamo_lab.tasks.base import Phase
 from adamo_lab.tasks.grokking import EmbeddingMLP, OneHotMLP, grokking_epoch
@@ -245,6 +256,16 @@ def test_our_settings_are_adamo_s_own() -> None:
     for make, ours in ((AdamO, OURS), (AdamO.radial_sgd, RADIAL_SGD), (AdamO.paper, FORM)):
         defaults = make(weights).defaults
         assert {name: defaults[name] for name in ours} == ours
+
+
+def test_a_run_with_the_first_defaults_is_recorded_as_adamo_and_has_a_row_of_its_own() -> None:
+    (run,) = [c for c in STUDIES["premise-digits"].runs(Request((0,))) if c.optimizer == "adamo"]
+    assert (recorded_as("adamo_first"), recorded_as("adamw")) == ("adamo", "adamw")
+    assert row_of(run.optimizer, run.hyper) == "adamo_first"
+    assert row_of("adamo", {**run.hyper, "lr": 1.0, "swa_lr": 0.1}) == "adamo_first"
+    assert row_of("adamo", {**run.hyper, "guard": False}) == "adamo"
+    assert row_of("adamo_half", run.hyper) == "adamo_half"
+    assert row_of("adamo", settings("digits", "adamo")) == "adamo"
 
 
 def test_what_a_record_does_not_say_is_the_paper_s() -> None:

@@ -273,10 +273,10 @@ def derivatives(cls: type, start: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]
 
 @pytest.mark.parametrize("shape", [(4, 3), (5,)], ids=["matrix", "bias"])
 def test_a_block_that_starts_at_zero_has_derivatives(shape: tuple[int, ...]) -> None:
-    """Biases do. Such a block follows Adam, so its derivatives are Adam's."""
+    """Biases do. Such a block follows AdamW, so its derivatives are AdamW's."""
     start, grad = torch.zeros(shape, dtype=torch.float64), torch.rand(shape) + 0.1
     ours = derivatives(AdamO, start, grad)
-    assert_close(ours, derivatives(torch.optim.Adam, start, grad))
+    assert_close(ours, derivatives(torch.optim.AdamW, start, grad))
     assert all(x.isfinite().all() for x in ours)
 
 

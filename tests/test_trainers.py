@@ -121,7 +121,7 @@ def test_transformers_rules_reach_the_optimizer(tmp_path: Path) -> None:
     assert rules["model.layers.0.self_attn.v_proj.weight"] == "general"
     assert rules["model.norm.weight"] == "low_dim"
     # weight_decay and learning_rate of TrainingArguments do not reach it ...
-    assert {(g["lr"], g["weight_decay"]) for g in built.optimizer.param_groups} == {(1e-3, 0.15)}
+    assert {(g["lr"], g["weight_decay"]) for g in built.optimizer.param_groups} == {(1e-3, 0.01)}
     # ... and do the other way, where rules go by shape
     by_class = hf_trainer(module, hf_arguments(tmp_path), "class").create_optimizer()
     assert isinstance(by_class, AdamO)

@@ -138,6 +138,7 @@ def study(
 
     Example: adamo-lab study table2 --seeds 3 -o adamw -o adamo
     """
+    from .optimizers import row_of
     from .studies import Request
     from .studies import study as find
 
@@ -146,10 +147,11 @@ def study(
         raise LabError(f"--scale must be above 0 and at most 1, got {scale:g}")
     request = Request(parse_seeds(seeds or str(chosen.seeds)), scale, synthetic, pairs(option))
     configs = chosen.runs(request)
-    rows = dict.fromkeys(config.optimizer for config in configs)
+    rows = [row_of(config.optimizer, config.hyper) for config in configs]
     for unknown in (row for row in optimizer if row not in rows):
-        raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
-    configs = [config for config in configs if not optimizer or config.optimizer in optimizer]
+        raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(dict.fromkeys(rows))}")
+    chosen_rows = zip(configs, rows, strict=True)
+    configs = [config for config, row in chosen_rows if not optimizer or row in optimizer]
     tell_seeds(request.seeds, configs)
     setup = make_setup(out, name, data_dir, device, workers, ray_address)
     outcomes = train(configs, setup, engine, tensorboard)
@@ -277,7 +279,7 @@ def configs_of(
     synthetic: bool,
 ) -> list[RunConfig]:
     """All combinations, every name checked before the first run starts."""
-    from .optimizers import check_own, legal_arguments, settings
+    from .optimizers import check_own, legal_arguments, recorded_as, settings
     from .records import RunConfig
     from .tasks import all_options, info
 
@@ -291,7 +293,8 @@ def configs_of(
         check_own(name, hyper)
         if isinstance(lr := hyper["lr"], bool) or not isinstance(lr, int | float):
             raise LabError(f"lr must be a number, got {lr!r}")
-        configs.append(RunConfig(task, name, seed, epochs or full, hyper, options, 1.0, synthetic))
+        row = recorded_as(name)
+        configs.append(RunConfig(task, row, seed, epochs or full, hyper, options, 1.0, synthetic))
     return configs
 
 

@@ -10,7 +10,7 @@ from .studies.base import run
 DEMO = (  # task, optimizers, epochs, seeds
     ("toy2d", ("adam", "adamw", "adamo_sgd", "adamo"), 500, (0,)),
     ("digits", ("adamw", "adamo"), 15, (0, 1)),
-    ("grokking", ("adamw", "adamo"), 4000, (0,)),
+    ("grokking", ("adamw", "adamo"), 3500, (1,)),
 )
 QUICK = 0.02
 

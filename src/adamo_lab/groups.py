@@ -15,7 +15,7 @@ from typing import Any
 
 from .derived import value
 from .errors import LabError
-from .optimizers import REGISTRY, Entry
+from .optimizers import REGISTRY, Entry, row_of
 from .records import FINISHED, Record, RunConfig, canonical
 from .studies import STUDIES, Request, Study
 from .tasks import TASKS
@@ -250,7 +250,8 @@ def lines(records: list[Record], study: Study | None) -> list[Line]:
     """Rows in the study's order; the label names the hyper-parameters that tell rows apart."""
     rows: dict[tuple[str, str], list[Record]] = {}
     for r in sorted(records, key=lambda r: r.config.seed):
-        rows.setdefault((r.config.optimizer, canonical(dict(r.config.hyper))), []).append(r)
+        row = row_of(r.config.optimizer, r.config.hyper)
+        rows.setdefault((row, canonical(dict(r.config.hyper))), []).append(r)
     order = [*(study.optimizers if study else ()), *REGISTRY]
     entries = entries_of(name for name, _ in rows)
     made = []

@@ -44,10 +44,11 @@ REGISTRY: dict[str, Entry] = {
     "adamp": Entry("AdamP", "#009E73", "-.", "adamp"),
     "sgd": Entry("SGD", "#000000", ":", "sgd"),
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
+    "adamo_first": Entry("AdamO, first defaults", "#D55E00", "-", "adamo"),
     "adamo_best": Entry("AdamO, best trial", "#D55E00", "-.", "adamo"),
     "adamo_constant": Entry("AdamO, no curvature", "#CC79A7", "-", "adamo"),
     "adamo_vectors": Entry("AdamO, decay of vectors", "#009E73", "--", "adamo"),
-    "adamo_rule": Entry("AdamO, by the rule", "#D55E00", "--", "adamo"),
+    "adamo_rule": Entry("AdamO, by the first rule", "#D55E00", "--", "adamo"),
     "adamo_half": Entry("AdamO, norm × 0.5", "#E69F00", "--", "adamo"),
     "adamo_equal": Entry("AdamO, norm × 1", "#999999", "-", "adamo"),
     "adamo_double": Entry("AdamO, norm × 2", "#CC79A7", "-.", "adamo"),
@@ -68,6 +69,7 @@ FORM = {
     "tangential": "additive",
     "angular_rms": None,
     "second_moment": "entry",
+    "low_dim_decay": 0.0,
 }
 
 # That form with numbers that are safe to start from: AdamO.radial_sgd. A test compares.
@@ -81,8 +83,22 @@ RADIAL_SGD = {
 }
 
 # AdamO's defaults, spelled out: a record must not change its meaning when they do. A test compares.
-# Where AdamW is tuned below, lr is AdamW's and weight_decay one and a half times AdamW's.
+# Below, lr and weight_decay are AdamW's.
 OURS = {
+    "radial": "adam",
+    "radial_lr_ratio": 2.0,
+    "curvature_target": "auto",
+    "tangential": "auto",
+    "angular_rms": 0.015,
+    "second_moment": "auto",
+    "low_dim_decay": None,
+    "decay_lr": "radial",
+    "guard": True,
+}
+
+# Its first defaults: the norm at half speed, one and a half times AdamW's decay, and none of
+# vectors. Studies that ran with them keep them, and their runs are recorded as "adamo".
+FIRST = {
     "radial": "adam",
     "radial_lr_ratio": 0.5,
     "curvature_target": "auto",
@@ -110,8 +126,9 @@ CIFAR100: dict[str, Hyper] = {
     "adamw_best": {"lr": 8e-4, "weight_decay": 0.5, "decay_vectors": False, "swa_lr": 3e-4},
     "adamp": {"lr": 8e-4, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "swa_lr": 0.0125},
-    "adamo": {**OURS, "lr": 8e-4, "weight_decay": 0.75, "swa_lr": 3e-4},
-    "adamo_rule": {**OURS, "lr": 8e-4, "weight_decay": 0.75},  # from adamw_tuned
+    "adamo": {**OURS, "lr": 8e-4, "weight_decay": 0.5, "swa_lr": 2e-4},
+    "adamo_first": {**FIRST, "lr": 8e-4, "weight_decay": 0.75, "swa_lr": 3e-4},
+    "adamo_rule": {**FIRST, "lr": 8e-4, "weight_decay": 0.75},  # from adamw_tuned
     "adamo_sgd": {**RADIAL_SGD, "lr": 8e-4},
     "adamo_no_decay": {**RADIAL_SGD, "lr": 8e-4, "weight_decay": 0.0},
     "adamo_angular": {**RADIAL_SGD, "lr": 8e-4, "tangential": "angular"},
@@ -129,8 +146,9 @@ GROKKING: dict[str, Hyper] = {
     "adamw": {"lr": 1e-3, "weight_decay": 1.0},
     "adamp": {"lr": 1e-3, "weight_decay": 1.0, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "adamo": {**OURS, "lr": 1e-3, "weight_decay": 1.5},
-    "adamo_vectors": {**OURS, "lr": 1e-3, "weight_decay": 1.5, "low_dim_decay": 1.0},
+    "adamo": {**OURS, "lr": 1e-3, "weight_decay": 1.0},
+    "adamo_first": {**FIRST, "lr": 1e-3, "weight_decay": 1.5},
+    "adamo_vectors": {**FIRST, "lr": 1e-3, "weight_decay": 1.5, "low_dim_decay": 1.0},
     "adamo_sgd": {**RADIAL_SGD, "lr": 1e-3},
     "adamo_no_decay": {**RADIAL_SGD, "lr": 1e-3, "weight_decay": 0.0},
     "adamo_angular": {**RADIAL_SGD, "lr": 1e-3, "tangential": "angular"},
@@ -152,7 +170,8 @@ SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
     "adamw": {"lr": 1e-3, "weight_decay": 0.1},
     "adamp": {"lr": 1e-3, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "adamo": {**OURS, "lr": 1e-3, "weight_decay": 0.15},
+    "adamo": {**OURS, "lr": 1e-3, "weight_decay": 0.1},
+    "adamo_first": {**FIRST, "lr": 1e-3, "weight_decay": 0.15},
     "adamo_sgd": {**RADIAL_SGD, "lr": 1e-3},
     "adamo_no_decay": {**RADIAL_SGD, "lr": 1e-3, "weight_decay": 0.0},
     "adamo_angular": {**RADIAL_SGD, "lr": 1e-3, "tangential": "angular"},
@@ -187,6 +206,18 @@ SETTINGS: dict[str, dict[str, Hyper]] = {
 # Arguments of the lab's own, beside those of the optimizer's class: of the loop, and of AdamW here.
 OWN = ("late", "swa_lr")
 DECAY_VECTORS = "decay_vectors"
+
+
+def recorded_as(row: str) -> str:
+    """The name of a row in its runs' configs."""
+    return "adamo" if row == "adamo_first" else row
+
+
+def row_of(name: str, hyper: Mapping[str, Any]) -> str:
+    """The row of a run: AdamO with its first defaults, else the one that it names."""
+    rates = ("lr", "weight_decay", "swa_lr")
+    is_first = {k: v for k, v in hyper.items() if k not in rates} == FIRST
+    return "adamo_first" if name == "adamo" and is_first else name
 
 
 def entry(name: str) -> Entry:

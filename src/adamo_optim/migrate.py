@@ -100,19 +100,17 @@ def _taken_over(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 def translated_decay(old: dict[str, Any], options: dict[str, Any]) -> Any:
     """AdamO's λ for the weight decay of an AdamW group; ρ is ``radial_lr_ratio``.
 
-    With ``radial="sgd"`` the decay per step stays what it was: λ = weight_decay/ρ. With
-    ``radial="adam"`` a norm rests where decay balances two things: the radial gradient, which ρ
-    scales as it scales the decay and asks for the same λ, and the tangential steps, which it does
-    not scale and which ask for weight_decay/ρ. Their mean is 1.5 times AdamW's at ρ = 0.5.
+    With ``radial="adam"`` it is AdamW's: ρ scales a norm's steps and its decay alike. With
+    ``radial="sgd"`` the decay per step stays what it was: λ = weight_decay/ρ.
     """
     decay, ratio, absolute = (options[k] for k in ("weight_decay", "radial_lr_ratio", "radial_lr"))
+    if options["radial"] == "adam" or options["decay_lr"] == "tangential":
+        return decay
     if absolute is not None:
         # in a warm-up that begins at 0, initial_lr is the rate it leads to
         lr = float(options["lr"]) or float(old.get("initial_lr", 0.0))
         ratio = float(absolute) / lr if lr > 0 else 0.0
-    if options["decay_lr"] == "tangential" or not float(ratio) > 0:
-        return decay
-    return decay / ratio if options["radial"] == "sgd" else decay * (1 + 1 / ratio) / 2
+    return decay / ratio if float(ratio) > 0 else decay
 
 
 def _take_over(

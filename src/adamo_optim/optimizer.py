@@ -58,10 +58,10 @@ class AdamO(Optimizer):
 
     with :math:`\varphi^\rho_w, \varphi^\theta_w` the projections on and across ``w``, one block per
     tensor. The radial step :math:`u^\rho` is Adam's own quotient (``radial="adam"``) or momentum
-    SGD (``radial="sgd"``, the paper). Low-dimensional parameters follow Adam; scale-invariant ones
+    SGD (``radial="sgd"``, the paper). Low-dimensional parameters follow AdamW; scale-invariant ones
     take no radial step and all turn by about the same angle.
 
-    Coming from AdamW: the same ``lr``, ``betas`` and schedule, ``weight_decay`` times 1.5.
+    Coming from AdamW: keep all of its numbers, and the schedule.
 
     Args:
         params: parameters, named parameters, or groups; see :func:`adamo_optim.param_groups`.
@@ -72,8 +72,8 @@ class AdamO(Optimizer):
             a tensor with one element.
         betas: (β₁, β₂) of Adam's moments.
         eps: ε, in the denominators of Adam and of the curvature scale.
-        weight_decay: λ of the radial decay; the decay per step is λ·η_ρ,t. One and a half times
-            AdamW's value with the other defaults; around 1e-3 with :meth:`radial_sgd`.
+        weight_decay: λ of the radial decay; the decay per step is λ·η_ρ,t. AdamW's value with the
+            other defaults; around 1e-3 with :meth:`radial_sgd`.
         radial_lr_ratio: η_ρ = ``radial_lr_ratio``·``lr``, so that schedulers move both.
         radial_lr: an absolute η_ρ in its place, which no scheduler moves.
         radial_beta: β₁^ρ, momentum of the radial SGD step.
@@ -110,12 +110,12 @@ class AdamO(Optimizer):
             scale-invariant, ``"entry"`` for the others. Low-dimensional parameters keep
             ``"entry"``. v is kept in any case: this saves no memory, and may be changed during
             training.
-        low_dim: ``"auto"`` = tensors with dim <= 1, or of one entry, follow Adam; an integer d_th
+        low_dim: ``"auto"`` = tensors with dim <= 1, or of one entry, follow AdamW; an integer d_th
             = also those with numel < d_th; ``None`` = none. A rule that a group declares wins:
             with :func:`param_groups`, pass it there.
         low_dim_scale: α in (0, 1], on the step of low-dimensional parameters.
-        low_dim_decay: λ of low-dimensional parameters, which then follow AdamW: w shrinks by
-            lr·``low_dim_decay`` a step. Not multiplied by 1.5 coming from AdamW.
+        low_dim_decay: λ of low-dimensional parameters: w shrinks by lr·``low_dim_decay`` a step.
+            ``None`` = ``weight_decay``, as in AdamW; 0 = plain Adam, as in the paper.
         delta: AdamP's online test: a block with \|cos(g, w)\| < delta/√numel takes no radial step.
         wd_ratio: multiplies λ wherever the scale-invariant rule is active, declared or by the test.
         guard: bounds η_ρ,t/η_ρ to [0.1, 10], a step's factor on w to [0.5, 2] and the root mean
@@ -152,9 +152,9 @@ class AdamO(Optimizer):
         lr: float | Tensor = 1e-3,
         betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float | Tensor = 0.15,
+        weight_decay: float | Tensor = 0.01,
         *,
-        radial_lr_ratio: float = 0.5,
+        radial_lr_ratio: float = 2.0,
         radial_lr: float | Tensor | None = None,
         radial_beta: float = 0.9,
         curvature_target: float | str | None = "auto",
@@ -164,10 +164,10 @@ class AdamO(Optimizer):
         tangential: str = "auto",
         angular_rms: float | str | None = 0.015,
         radial: str = "adam",
-        second_moment: str = "entry",
+        second_moment: str = "auto",
         low_dim: int | str | None = "auto",
         low_dim_scale: float = 1.0,
-        low_dim_decay: float | None = 0.0,
+        low_dim_decay: float | None = None,
         delta: float | None = None,
         wd_ratio: float = 1.0,
         guard: bool = True,
@@ -213,11 +213,10 @@ class AdamO(Optimizer):
     def from_adamw(cls, optimizer: Optimizer, scheduler: Any = None, **options: Any) -> AdamO:
         """Continue a running ``torch.optim.AdamW`` or ``Adam``.
 
-        Groups, defaults, step counts and moments are taken over, and the weight decay is
-        translated (times 1.5 with the default options); low-dimensional parameters no longer decay,
-        unless ``low_dim_decay`` says so.
-        The old optimizer is left untouched. AdamO writes into a copy of a tensor learning rate: to
-        move it through a tensor of your own, pass that as ``lr``.
+        Groups, defaults, step counts and moments are taken over; with ``radial="sgd"`` the weight
+        decay is divided by ``radial_lr_ratio``. The old optimizer is left untouched. AdamO writes
+        into a copy of a tensor learning rate: to move it through a tensor of your own, pass that as
+        ``lr``.
 
         Args:
             optimizer: the one to continue, without amsgrad. Adam's coupled weight decay is taken

@@ -22,8 +22,8 @@ DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
     "betas": (0.9, 0.999),
     "eps": 1e-8,
-    "weight_decay": 0.15,
-    "radial_lr_ratio": 0.5,
+    "weight_decay": 0.01,
+    "radial_lr_ratio": 2.0,
     "radial_lr": None,
     "radial_beta": 0.9,
     "curvature_target": "auto",
@@ -33,10 +33,10 @@ DEFAULTS: dict[str, Any] = {
     "tangential": "auto",
     "angular_rms": 0.015,
     "radial": "adam",
-    "second_moment": "entry",
+    "second_moment": "auto",
     "low_dim": "auto",
     "low_dim_scale": 1.0,
-    "low_dim_decay": 0.0,
+    "low_dim_decay": None,
     "delta": None,
     "wd_ratio": 1.0,
     "guard": True,
@@ -51,12 +51,14 @@ DEFAULTS: dict[str, Any] = {
     "schema": SCHEMA,
 }
 
-# The form of the step in the paper: SGD on the norm, an additive tangential step.
+# The form of the step in the paper: SGD on the norm, an additive tangential step, plain Adam for
+# low-dimensional parameters.
 FORM: dict[str, Any] = {
     "radial": "sgd",
     "tangential": "additive",
     "angular_rms": None,
     "second_moment": "entry",
+    "low_dim_decay": 0.0,
 }
 
 # That form with numbers that are safe to start from.

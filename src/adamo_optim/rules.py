@@ -2,7 +2,7 @@
 
 Algorithm 1 of the paper knows three kinds of blocks:
 
-    low_dim          plain Adam, scaled by α (biases, norm weights, whatever starts at zero)
+    low_dim          Adam, scaled by α, and decay (biases, norm weights, whatever starts at zero)
     scale_invariant  the tangential step and decay, no radial step
     general          a radial step, a tangential Adam step, decay
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..optimizers import settings
+from ..optimizers import recorded_as, settings
 from ..records import RunConfig
 from ..tasks import all_options
 
@@ -94,7 +94,7 @@ def run_with(
     """One run with exactly these hyper-parameters, shortened by the request's scale."""
     return RunConfig(
         task=task,
-        optimizer=optimizer,
+        optimizer=recorded_as(optimizer),
         seed=seed,
         epochs=max(1, round(epochs * request.scale)),
         hyper=hyper,

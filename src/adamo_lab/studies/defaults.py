@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..optimizers import OURS, Hyper, settings
+from ..optimizers import FIRST, Hyper, settings
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run, run_with
 from .speed import EPOCHS, OPTIONS, SPEEDS, at_speed
@@ -21,13 +21,13 @@ FACTOR = 1.5  # of AdamW's decay
 
 
 def by_the_rule(adamw: Hyper) -> Hyper:
-    """With what AdamO's best trial on CIFAR-100 has beyond today's defaults.
+    """With what AdamO's best trial on CIFAR-100 has beyond the first defaults.
 
     ``second_moment`` is felt by scale-invariant weights only: on the other tasks there are none.
     """
     decay = adamw["weight_decay"]
     changed = {"weight_decay": round(FACTOR * decay, 9), "low_dim_decay": decay}
-    return {**OURS, "second_moment": "auto", **adamw, **changed}
+    return {**FIRST, "second_moment": "auto", **adamw, **changed}
 
 
 def runs(task: str, request: Request) -> list[RunConfig]:

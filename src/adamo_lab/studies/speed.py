@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..optimizers import OURS, Hyper, settings
+from ..optimizers import FIRST, Hyper, settings
 from ..records import RunConfig
 from .base import Claim, Metric, Request, Study, run, run_with
 from .tables import CORPORA, FINAL, GROKKED, LOSS
@@ -21,7 +21,7 @@ OPTIONS = {"grokking": [{}], "language": [{"corpus": corpus} for corpus in CORPO
 def at_speed(ratio: float, adamw: Hyper) -> Hyper:
     """AdamO with AdamW's learning rate and decay of every parameter, and a norm at this speed."""
     decay = adamw["weight_decay"]
-    return {**OURS, **adamw, "low_dim_decay": decay, "radial_lr_ratio": ratio}
+    return {**FIRST, **adamw, "low_dim_decay": decay, "radial_lr_ratio": ratio}
 
 
 def runs(task: str, request: Request) -> list[RunConfig]:

@@ -22,7 +22,7 @@ def register(name: str = "adamo") -> None:
     Example:
         >>> register()
         >>> optimizer = timm.optim.create_optimizer_v2(
-        ...     model, opt="adamo", lr=1e-3, weight_decay=0.15
+        ...     model, opt="adamo", lr=1e-3, weight_decay=0.1
         ... )
     """
     from timm.optim import _optim_factory as factory
@@ -36,7 +36,7 @@ def register(name: str = "adamo") -> None:
 
 def param_group_fn(
     example_batch: Any,
-    weight_decay: float = 0.15,
+    weight_decay: float = 0.01,
     layer_decay: float | None = None,
     **options: Any,
 ) -> Callable[[nn.Module], list[dict[str, Any]]]:
