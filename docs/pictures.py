@@ -27,7 +27,7 @@ from adamo_lab.figures.dynamics import first_run, side_by_side
 from adamo_lab.figures.look import DPI, INK, WIDTH, canvas, log_axis, style
 from adamo_lab.grids import grids
 from adamo_lab.groups import Line, differs, show
-from adamo_lab.optimizers import OURS, REGISTRY, SETTINGS
+from adamo_lab.optimizers import REGISTRY, SETTINGS
 from adamo_lab.records import Record
 from adamo_lab.tasks.cifar100 import FULL, LATE, ResNet18
 from adamo_optim import AdamO, param_groups
@@ -407,9 +407,6 @@ def row_name(line: Line, lines: list[Line]) -> str:
     """The optimizer, its decay, and whatever else tells it from another row of that optimizer."""
     same = [other.hyper for other in lines if other.optimizer == line.optimizer]
     named = [f"λ = {line.hyper['weight_decay']:g}"] if "weight_decay" in line.hyper else []
-    ratio = line.hyper.get("radial_lr_ratio")
-    if line.optimizer == "adamo" and ratio != OURS["radial_lr_ratio"]:
-        named.append(f"norm × {ratio:g}")
     named += [f"{key} {show(value)}" for key, value in sorted(line.hyper.items())
               if key != "weight_decay" and differs(key, same)]  # fmt: skip
     return "\n".join([line.entry.label, ", ".join(named)]).rstrip()

@@ -174,8 +174,8 @@ def on_three_tasks(kind: str) -> str:
             values = [run.result[key] for run in runs if run.config.optimizer == optimizer]
             row += [spread(values, *reads), str(len(values))] if values else ["–", "–"]
         own += [run for run in runs if run.config.optimizer != "adamw"]
-    labels = {name: REGISTRY[name].label for name in cells}
-    labels["adamo"] = REGISTRY["adamo_rule"].label  # what that row of ``defaults`` is
+    own_labels = STUDIES[f"{kind}-language"].labels
+    labels = {name: own_labels.get(name, REGISTRY[name].label) for name in cells}
     rows = [["optimizer", *titles], *([labels[o], *row] for o, row in cells.items()
                                       if {*row} != {"–"})]  # fmt: skip
     devices = ", ".join(sorted({run.environment["device"] for run in own}))

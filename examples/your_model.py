@@ -53,7 +53,7 @@ def main() -> None:
         epochs=arguments.epochs,
         optimizers=("adamw", "adamo"),
         # yours; the rest stays at the lab's settings
-        hyper={"adamw": {"weight_decay": 0.05}, "adamo": {"weight_decay": 0.075}},
+        hyper={"adamw": {"weight_decay": 0.05}, "adamo": {"weight_decay": 0.05}},
         valid_loader=DataLoader(valid, batch_size=256),
         metrics=metrics,
         example_batch=torch.stack([train[i][0] for i in range(32)]),

@@ -87,7 +87,7 @@ CASES = [
     ),
     Case("block", {"second_moment": "block"}),
     Case("block_adam", {"second_moment": "block", "guard": False, "eps": 1e-3}, base={}),
-    Case("block_invariant", {"second_moment": "auto"}, "scale_invariant", base={}),
+    Case("entry_invariant", {"second_moment": "entry"}, "scale_invariant", base={}),
     Case("block_auto", {"second_moment": "auto", "delta": 0.5, "maximize": True}, base={}),
     Case("general", {}, "general"),
     Case("scale_invariant", {"wd_ratio": 0.5}, "scale_invariant"),

@@ -132,6 +132,17 @@ def test_the_decay_is_translated_at_the_start_of_a_warm_up(
     assert new.param_groups[0]["weight_decay"] == pytest.approx(decay)
 
 
+def test_vectors_decay_as_under_adamw() -> None:
+    """With radial SGD, too, where matrices have another number."""
+    for options in ({}, {"radial": "sgd", "radial_lr_ratio": 100.0}):
+        p = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        old = torch.optim.AdamW([p], lr=1e-3, weight_decay=0.2)
+        new = AdamO.from_adamw(old, **options)
+        p.grad = torch.zeros_like(p)
+        new.step()
+        assert float(p.detach()[0]) == pytest.approx(1 - 2e-4, rel=1e-12)
+
+
 def test_with_radial_sgd_the_decay_per_step_stays_equal() -> None:
     for options in ({}, {"radial_lr_ratio": 10.0}, {"radial_lr": 0.3}, {"decay_lr": "tangential"}):
         p = nn.Parameter(torch.randn(6, 5, dtype=torch.float64))

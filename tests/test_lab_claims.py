@@ -79,6 +79,14 @@ def test_what_one_side_did_not_measure_decides_nothing() -> None:
     assert claims.decide(claim, group).outcome == OPEN
 
 
+def test_a_study_may_give_a_row_a_label_of_its_own() -> None:
+    labels = []
+    for name in ("defaults-grokking", "final-grokking"):
+        group = by_study(made.study_records(name, rows=5))[0][name][0]
+        labels += [line.entry.label for line in group.lines if line.optimizer == "adamo"]
+    assert labels == ["AdamO, by the first rule", "AdamO"]
+
+
 def test_that_none_got_there_is_measured() -> None:
     """That no run has generalized is an outcome."""
     runs = made.study_records("table2", seeds=(0, 1, 2, 3))

@@ -169,6 +169,24 @@ def test_a_study_is_shortened_and_marked(tmp_path: Path) -> None:
     assert {r.config.optimizer for r in found.values()} == {"adam", "adamo"}
 
 
+@pytest.mark.parametrize(
+    ("command", "recorded"),
+    [
+        ("study premise-digits --scale 0.01", "adamo"),  # the id of the runs of that time
+        ("run digits --epochs 1", "adamo"),
+        ("run digits --epochs 1 --set guard=False", "adamo_first"),
+    ],
+)
+def test_the_first_defaults_are_a_row(tmp_path: Path, command: str, recorded: str) -> None:
+    options = "--synthetic --seeds 1 --engine serial -o adamo_first --out"
+    result = lab(*command.split(), *options.split(), str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "AdamO, first defaults" in result.stdout
+    (record,) = load_all(tmp_path)[0].values()
+    assert record.config.optimizer == recorded
+    assert record.config.hyper["radial_lr_ratio"] == 0.5
+
+
 def test_made_up_data_are_announced(tmp_path: Path) -> None:
     result = lab(
         *("run", "digits", "--synthetic", "--epochs", "1", "--engine", "serial", "-o", "adamw"),

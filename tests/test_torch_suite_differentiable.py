@@ -185,7 +185,8 @@ OPTIONS: dict[str, tuple[tuple[Tensor, ...], Callable[..., dict[str, Any]]]] = {
         *((name, "general") for name in OPTIONS),
         *((name, "scale_invariant") for name in ("lr", "weight_decay", "wd_ratio", "equilibrium")),
         *((name, "scale_invariant") for name in ("second_moment", "second_moment-sgd")),
-        *((name, "low_dim") for name in ("lr", "betas", "eps", "low_dim_scale", "low_dim_decay")),
+        *((name, "low_dim") for name in ("lr", "betas", "eps", "weight_decay")),
+        *((name, "low_dim") for name in ("low_dim_scale", "low_dim_decay")),
     ],
 )
 @pytest.mark.filterwarnings("ignore:weight_decay=.*of every weight:UserWarning")

@@ -89,7 +89,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "radial_sgd": RADIAL_SGD,
     "equilibrium": {"angular_rms": "equilibrium"},
-    "block": {"second_moment": "auto"},
+    "entry": {"second_moment": "entry"},
     "angular": {"tangential": "angular"},
     "online_test": {"delta": 0.1, "wd_ratio": 0.5},
     "sampled": {"previous_gradient": "sampled"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -254,6 +254,8 @@ def lines(records: list[Record], study: Study | None) -> list[Line]:
         rows.setdefault((row, canonical(dict(r.config.hyper))), []).append(r)
     order = [*(study.optimizers if study else ()), *REGISTRY]
     entries = entries_of(name for name, _ in rows)
+    for name, label in (study.labels if study else {}).items():
+        entries[name] = replace(entries[name], label=label)
     made = []
     for (name, _), runs in rows.items():
         hyper = runs[0].config.hyper

@@ -44,7 +44,7 @@ REGISTRY: dict[str, Entry] = {
     "adamp": Entry("AdamP", "#009E73", "-.", "adamp"),
     "sgd": Entry("SGD", "#000000", ":", "sgd"),
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
-    "adamo_first": Entry("AdamO, first defaults", "#D55E00", "-", "adamo"),
+    "adamo_first": Entry("AdamO, first defaults", "#E69F00", "--", "adamo"),
     "adamo_best": Entry("AdamO, best trial", "#D55E00", "-.", "adamo"),
     "adamo_constant": Entry("AdamO, no curvature", "#CC79A7", "-", "adamo"),
     "adamo_vectors": Entry("AdamO, decay of vectors", "#009E73", "--", "adamo"),

@@ -93,7 +93,7 @@ def flatten_diagnostics(
 
 
 def refine_rule(p: Tensor, state: dict[str, Any], rule: str, reason: str) -> tuple[str, str]:
-    """What the first step decides: a block that starts at zero follows Adam for good."""
+    """What the first step decides: a block that starts at zero follows AdamW for good."""
     if "initial_norm" not in state:
         return rule, f"{reason}; {'' if p.requires_grad else 'frozen, '}no state yet"
     if rule == "low_dim":

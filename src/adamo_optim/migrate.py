@@ -93,7 +93,10 @@ def _taken_over(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         if k not in FOREIGN and k not in options
     }
     if "weight_decay" in kept:
+        decay = kept["weight_decay"]
         kept["weight_decay"] = translated_decay(old, {**DEFAULTS, **kept, **options})
+        if kept["weight_decay"] is not decay and "low_dim_decay" not in options:
+            kept["low_dim_decay"] = decay  # these have no radial step
     return kept
 
 

@@ -2,11 +2,12 @@
 
 Algorithm 1 of the paper knows three kinds of blocks:
 
-    low_dim          Adam, scaled by α, and decay (biases, norm weights, whatever starts at zero)
+    low_dim          plain Adam, scaled by α (biases, norm weights, whatever starts at zero)
     scale_invariant  the tangential step and decay, no radial step
     general          a radial step, a tangential Adam step, decay
 
-Ours, and not the paper's: a scale-invariant weight whose step is a rotation does not decay.
+Ours, and not the paper's: low_dim blocks decay, unless ``low_dim_decay`` is 0, and a
+scale-invariant weight whose step is a rotation does not.
 """
 
 from __future__ import annotations

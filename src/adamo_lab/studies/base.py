@@ -60,6 +60,7 @@ class Study:
     runs: Callable[[Request], list[RunConfig]]
     metrics: tuple[Metric, ...]
     optimizers: tuple[str, ...]  # the order of the rows
+    labels: Mapping[str, str] = field(default_factory=dict)  # of rows that mean something else here
     paper: Mapping[str, Mapping[str, tuple[float, float | None]]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     seeds: int = 3

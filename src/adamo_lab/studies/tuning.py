@@ -127,11 +127,11 @@ FINAL_TEXT_TRIALS = (
     adamo_on_text(8e-3, 4.0),
     # AdamW's second best, whose loss was larger by 0.0002
     ("adamw_tuned", adamw(2e-3, 0.1)[1]),
-    # a control: AdamO does not decay biases and norm layers; is that all there is to it?
+    # a control: that AdamO does not decay biases and norm layers; is that all there is to it?
     ("adamw_matrices", {**adamw(8e-3, 0.1)[1], "decay_vectors": False}),
     # and the other way round: AdamO with AdamW's decay of them
     ("adamo_vectors", {**adamo_on_text(8e-3, 4.0)[1], "low_dim_decay": 0.1}),
-    # not tuned: what docs/choosing.md makes of AdamW's best trial
+    # not tuned: what the first rule makes of AdamW's best trial
     ("adamo_rule", RULE_ON_TEXT),
     # and that without curvature adaptation, which costs a buffer
     ("adamo_constant", {**RULE_ON_TEXT, "curvature_target": None}),
@@ -328,12 +328,12 @@ FINAL_TEXT = Study(
             "valid_loss", "adamo", "<", "adamw_matrices", source="ours, not the paper's",
         ),
         Claim(
-            "AdamO with the settings of AdamW's best trial, converted by our rule, has a lower "
-            "loss than it.",
+            "AdamO with the settings of AdamW's best trial, converted by the first rule, has a "
+            "lower loss than it.",
             "valid_loss", "adamo_rule", "<", "adamw", source="ours, not the paper's",
         ),
         Claim(
-            "AdamO by the rule has a lower loss with curvature adaptation than without.",
+            "AdamO by the first rule has a lower loss with curvature adaptation than without.",
             "valid_loss", "adamo_rule", "<", "adamo_constant", source="ours, not the paper's",
         ),
         Claim(
