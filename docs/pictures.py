@@ -450,7 +450,7 @@ def sensitivity() -> Figure:
     """Test accuracy on digits over two hyper-parameters, in one colour scale."""
     (group,) = settled("fig4-digits")
     maps = grids(group)
-    figure, panels = canvas(1, len(maps), height=3.6, sharey=True)
+    figure, panels = canvas(1, len(maps), width=WIDTH * len(maps) / 3, height=3.6, sharey=True)
     for axes, grid in zip(panels, maps, strict=True):
         values = [[math.nan if v is None else 100 * v for v in row] for row in grid.values]
         axes.set_facecolor("#ececec")
@@ -466,7 +466,7 @@ def sensitivity() -> Figure:
         rows, columns = grid.ticks
         axes.set_xticks([j + 0.5 for j in range(len(columns))], [show(x) for x in columns])
         axes.set_yticks([i + 0.5 for i in range(len(rows))], [show(x) for x in rows])
-        axes.set(title=grid.line.entry.label, xlabel=grid.axes[1])
+        axes.set(title=textwrap.fill(grid.line.entry.label, 16), xlabel=grid.axes[1])
         axes.grid(visible=False)
         axes.tick_params(length=0, labelsize=7)
         axes.spines[:].set_visible(False)
