@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .records import RunConfig
 from .report import Cover
 from .studies import Request
 from .studies.base import run
 
-DEMO = (  # task, optimizers, epochs, seeds
-    ("toy2d", ("adam", "adamw", "adamo_sgd", "adamo"), 500, (0,)),
-    ("digits", ("adamw", "adamo"), 15, (0, 1)),
-    ("grokking", ("adamw", "adamo"), 3500, (1,)),
+DEMO: tuple[tuple[str, tuple[str, ...], int, tuple[int, ...], dict[str, Any]], ...] = (
+    # task, optimizers, epochs, seeds, options of the task
+    ("toy2d", ("adam", "adamw", "adamo_sgd", "adamo"), 500, (0,), {}),
+    ("digits", ("adamw", "adamo"), 15, (0, 1), {"schedule": "cosine"}),
+    ("grokking", ("adamw", "adamo"), 3500, (1,), {}),
 )
 QUICK = 0.02
 
@@ -31,8 +34,9 @@ COVER = Cover(
         "digits": (
             "Handwritten digits: a network with BatchNorm",
             "BatchNorm makes the length of most weights meaningless; AdamO has found out which, "
-            "leaves it as it is and turns them all by about the same angle. Layer by layer, the "
-            "figures show the norm, the radial step size and the angle of a step.",
+            "leaves it as it is and turns them all by about the same angle. The learning rate "
+            "falls along a cosine. Layer by layer, the figures show the norm, the radial step size "
+            "and the angle of a step.",
         ),
         "toy2d": (
             "Two spirals: decision boundaries",
@@ -49,8 +53,8 @@ def demo_runs(quick: bool = False) -> list[RunConfig]:
     """About three minutes on two cores; the long runs first, so that no core idles at the end."""
     scale = QUICK if quick else 1.0
     runs = [
-        run(task, name, seed, max(2, round(epochs * scale)), Request())
-        for task, names, epochs, seeds in DEMO
+        run(task, name, seed, max(2, round(epochs * scale)), Request(), **options)
+        for task, names, epochs, seeds, options in DEMO
         for seed in seeds
         for name in names
     ]
