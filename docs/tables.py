@@ -187,6 +187,7 @@ def facts(line: Line, key: str) -> str:
 
 
 ALWAYS = ("lr", "weight_decay")
+LATER = ("second_moment", "low_dim_decay")  # the first defaults differ: always told, if said
 NOTED = ("radial_lr", "radial_lr_ratio", "curvature_target", "swa_lr", "decay_vectors")
 NOTED += ("second_moment", "low_dim", "low_dim_decay", "tangential", "angular_rms")
 NOTED += ("decay_lr", "late")
@@ -199,7 +200,7 @@ def settings(line: Line, group: Group) -> str:
     usual = AS_DEFAULT if line.hyper.get("radial") == "adam" else RADIAL_SGD
 
     def told(key: str, value: Any) -> bool:
-        if key in ALWAYS or differs(key, same):
+        if key in (*ALWAYS, *LATER) or differs(key, same):
             return True
         return key in NOTED and value not in (usual.get(key, ...), PLAIN.get(key, ...))
 
