@@ -260,7 +260,10 @@ def test_our_settings_are_adamo_s_own() -> None:
 
 def test_a_run_with_the_first_defaults_is_recorded_as_adamo_and_has_a_row_of_its_own() -> None:
     (run,) = [c for c in STUDIES["premise-digits"].runs(Request((0,))) if c.optimizer == "adamo"]
-    assert (recorded_as("adamo_first"), recorded_as("adamw")) == ("adamo", "adamw")
+    assert recorded_as("adamo_first", run.hyper) == "adamo"
+    assert recorded_as("adamo_first", {**run.hyper, "guard": False}) == "adamo_first"
+    assert recorded_as("adamo", settings("digits", "adamo")) == "adamo"
+    assert recorded_as("adamw", settings("digits", "adamw")) == "adamw"
     assert row_of(run.optimizer, run.hyper) == "adamo_first"
     assert row_of("adamo", {**run.hyper, "lr": 1.0, "swa_lr": 0.1}) == "adamo_first"
     assert row_of("adamo", {**run.hyper, "guard": False}) == "adamo"

@@ -279,7 +279,7 @@ def configs_of(
     synthetic: bool,
 ) -> list[RunConfig]:
     """All combinations, every name checked before the first run starts."""
-    from .optimizers import check_own, legal_arguments, recorded_as, row_of, settings
+    from .optimizers import check_own, legal_arguments, recorded_as, settings
     from .records import RunConfig
     from .tasks import all_options, info
 
@@ -293,7 +293,7 @@ def configs_of(
         check_own(name, hyper)
         if isinstance(lr := hyper["lr"], bool) or not isinstance(lr, int | float):
             raise LabError(f"lr must be a number, got {lr!r}")
-        row = recorded_as(name) if row_of(recorded_as(name), hyper) == name else name
+        row = recorded_as(name, hyper)
         configs.append(RunConfig(task, row, seed, epochs or full, hyper, options, 1.0, synthetic))
     return configs
 

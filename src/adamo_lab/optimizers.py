@@ -208,16 +208,16 @@ OWN = ("late", "swa_lr")
 DECAY_VECTORS = "decay_vectors"
 
 
-def recorded_as(row: str) -> str:
-    """The name of a row in its runs' configs."""
-    return "adamo" if row == "adamo_first" else row
-
-
 def row_of(name: str, hyper: Mapping[str, Any]) -> str:
     """The row of a run: AdamO with its first defaults, else the one that it names."""
     rates = ("lr", "weight_decay", "swa_lr")
     is_first = {k: v for k, v in hyper.items() if k not in rates} == FIRST
     return "adamo_first" if name == "adamo" and is_first else name
+
+
+def recorded_as(row: str, hyper: Mapping[str, Any]) -> str:
+    """The other way: what a run of that row is called in its config."""
+    return "adamo" if row_of("adamo", hyper) == row else row
 
 
 def entry(name: str) -> Entry:

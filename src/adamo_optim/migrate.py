@@ -103,7 +103,7 @@ def _taken_over(old: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 def translated_decay(old: dict[str, Any], options: dict[str, Any]) -> Any:
     """AdamO's λ for the weight decay of an AdamW group; ρ is ``radial_lr_ratio``.
 
-    With ``radial="adam"`` it is AdamW's: ρ scales a norm's steps and its decay alike. With
+    With ``radial="adam"`` it is AdamW's: ρ scales a norm's own steps and its decay alike. With
     ``radial="sgd"`` the decay per step stays what it was: λ = weight_decay/ρ.
     """
     decay, ratio, absolute = (options[k] for k in ("weight_decay", "radial_lr_ratio", "radial_lr"))

@@ -95,7 +95,7 @@ def run_with(
     """One run with exactly these hyper-parameters, shortened by the request's scale."""
     return RunConfig(
         task=task,
-        optimizer=recorded_as(optimizer),
+        optimizer=recorded_as(optimizer, hyper),
         seed=seed,
         epochs=max(1, round(epochs * request.scale)),
         hyper=hyper,
