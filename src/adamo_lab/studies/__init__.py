@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import LabError
 from .base import Claim, Metric, Request, Study
 from .defaults import DEFAULTS
-from .figures import FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE
+from .figures import FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, PLAIN_DIGITS
 from .premise import PREMISE
 from .speed import SPEED
 from .tables import LANGUAGE, TABLE1, TABLE2, TABLE3
@@ -25,7 +25,7 @@ STUDIES = {
     s.name: s
     for s in (
         *(TABLE1, TABLE2, TABLE3, FIG1, FIG2, FIG3),
-        *(FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, LANGUAGE),
+        *(FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, PLAIN_DIGITS, LANGUAGE),
         *PREMISE,
         *SPEED,
         *DEFAULTS,

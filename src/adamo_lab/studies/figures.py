@@ -35,6 +35,7 @@ DIGIT_FIRST_DECAYS = tuple(1.5 * decay for decay in DIGIT_DECAYS)
 
 MAPS = {"adamw": "weight_decay", "adamo_paper": "radial_lr", "adamo": "weight_decay"}  # beside lr
 DIGIT_MAPS = {**MAPS, "adamo_first": "weight_decay"}
+PLAIN_MAPS = {"adamw": "weight_decay", "adamo": "weight_decay", "adamo_plain": "weight_decay"}
 SHARES = (
     Metric("near_share", "settings within 1 point of the best", percent=True, digits=0),
     Metric("region_share", "largest region of such settings", percent=True, digits=0),
@@ -87,7 +88,18 @@ def fig4(request: Request) -> list[RunConfig]:
 
 def fig4_digits(request: Request, **options: Any) -> list[RunConfig]:
     beside_lr = (DIGIT_DECAYS, DIGIT_RADIAL_LRS, DIGIT_DECAYS, DIGIT_FIRST_DECAYS)
-    cells = cells_of(DIGIT_MAPS, DIGIT_LRS, *beside_lr)
+    return on_digits(cells_of(DIGIT_MAPS, DIGIT_LRS, *beside_lr), request, **options)
+
+
+def plain_digits(request: Request) -> list[RunConfig]:
+    """AdamW's and AdamO's are the runs of fig4-digits-cosine: the same ids."""
+    cells = cells_of(PLAIN_MAPS, DIGIT_LRS, *(DIGIT_DECAYS,) * len(PLAIN_MAPS))
+    return on_digits(cells, request, schedule="cosine")
+
+
+def on_digits(
+    cells: Sequence[tuple[str, dict[str, Any]]], request: Request, **options: Any
+) -> list[RunConfig]:
     return [
         run("digits", name, seed, DIGIT_EPOCHS, request, hyper=hyper, **options)
         for seed in request.seeds
@@ -276,4 +288,28 @@ FIG4_DIGITS_COSINE = Study(
         ),
     ),
     example="adamo-lab study fig4-digits-cosine",
+)  # fmt: skip
+
+PLAIN_DIGITS = Study(
+    name="plain-digits",
+    title="AdamO without an example batch, on handwritten digits",
+    about="AdamO(model.parameters()), as in a trainer: the rules go by shape, and weights before "
+    "BatchNorm count as general ones. The settings and the cosine of fig4-digits-cosine.",
+    kind="heatmaps",
+    runs=plain_digits,
+    metrics=FIG4_DIGITS.metrics,
+    optimizers=tuple(PLAIN_MAPS),
+    axes=tuple(("lr", key) for key in PLAIN_MAPS.values()),
+    claims=(
+        Claim(
+            "Without an example batch AdamO has more settings within 1 point of its best than "
+            "AdamW.",
+            "near_share", "adamo_plain", ">", "adamw", source="ours, not the paper's",
+        ),
+        Claim(
+            "With an example batch AdamO has more such settings than without one.",
+            "near_share", "adamo", ">", "adamo_plain", source="ours, not the paper's",
+        ),
+    ),
+    example="adamo-lab study plain-digits",
 )  # fmt: skip
