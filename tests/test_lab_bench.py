@@ -69,6 +69,37 @@ def test_without_a_gpu_there_are_no_times_on_it() -> None:
     assert not [key for key in found if "device" in key or "peak" in key]
 
 
+def test_in_groups_every_tensor_has_one_and_every_step_another_learning_rate() -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def make(groups: bench.Groups) -> torch.optim.Optimizer:
+        made.append(torch.optim.SGD(groups, lr=0.1))
+        return made[0]
+
+    params = [*made_parameters(), *made_parameters()]
+    compare(make, params, Clock(torch.device("cpu")), rounds=1, apart=True)
+    assert [group["params"] for group in made[0].param_groups] == [[p] for p in params]
+    assert all(0.09 < group["lr"] < 0.1 for group in made[0].param_groups)
+    compare(make, params, Clock(torch.device("cpu")), rounds=1)
+    assert made[1].param_groups[0]["params"] == params
+    assert made[1].param_groups[0]["lr"] == 0.1
+
+
+def test_norms_kept_are_those_of_convolutions_and_save_the_previous_gradient() -> None:
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((4, 3, 3, 3), (4,), (5, 4))]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    groups = bench.norms_kept([{"params": params[:1]}, {"params": params[1:]}])
+    assert groups == bench.norms_kept([{"params": params}])
+    optimizer = bench.contenders()["AdamO norms kept"].make([{"params": params}])
+    assert [group["rule"] for group in optimizer.param_groups] == ["scale_invariant", "auto"]
+    optimizer.step()
+    plain = bench.contenders()["AdamO"].make([{"params": params}])
+    plain.step()
+    saved = 4 * params[0].numel()  # bytes of the previous gradient
+    assert bench.state_bytes(plain) - bench.state_bytes(optimizer) == saved
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def one() -> dict[str, Any]:
@@ -98,6 +129,17 @@ def test_a_record_names_the_commit_of_the_source_and_replaces_an_older_one_in_so
     assert "bench-cpu.json was there and is replaced" in " ".join(capsys.readouterr().out.split())
     assert json.loads(path.read_text())["about"]["commit"] == "abc"
     assert path.with_suffix(".png").exists()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_network_in_groups_is_recorded_under_that_name(tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]
+    main([*words, "--networks", "resnet18", "resnet18-groups"])
+    found = json.loads((tmp_path / "bench-cpu.json").read_text())["networks"]
+    assert {name: network["parameters"] for name, network in found.items()} == {
+        "resnet18": 16,
+        "resnet18-groups": 16,
+    }
 
 
 @pytest.mark.usefixtures("small")

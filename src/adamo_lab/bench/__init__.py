@@ -3,8 +3,10 @@
     adamo-lab bench --device cuda --networks resnet18 gpt-124m
 
 Every contender is timed in turn with ``torch.optim.AdamW(fused=True)`` on the same parameters, and
-the ratio of the two is what counts: absolute times on shared machines are worth little. Writes
-``bench-DEVICE.json`` and, where matplotlib is installed, ``bench-DEVICE.png``.
+the ratio of the two is what counts: absolute times on shared machines are worth little. With
+``-groups`` after a network's name every tensor is a group of its own, and all learning rates change
+before every step, as under a scheduler. Writes ``bench-DEVICE.json`` and, where matplotlib is
+installed, ``bench-DEVICE.png``.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ from .models import training
 from .shapes import NETWORKS
 
 Parameters = list[torch.nn.Parameter]
-REFERENCE = "AdamW fused"
+Groups = list[dict[str, Any]]
+REFERENCE, GROUPS = "AdamW fused", "-groups"
 
 
 class Contender(NamedTuple):
-    make: Callable[[Parameters], torch.optim.Optimizer]
+    make: Callable[[Groups], torch.optim.Optimizer]
     bytes: int | None = None  # that a step must move per float32 parameter
     small_only: bool = False  # too slow for the large networks
+    convolutions_only: bool = False  # like another without them
 
 
 def contenders() -> dict[str, Contender]:
@@ -48,6 +52,7 @@ def contenders() -> dict[str, Contender]:
     made["AdamO bfloat16 g⁻"] = Contender(lambda p: AdamO(p, previous_gradient="bfloat16"), 52)
     made["AdamO sampled g⁻"] = Contender(lambda p: AdamO(p, previous_gradient="sampled"), 48)
     made["AdamO no curvature"] = Contender(lambda p: AdamO(p, curvature_target=None), 48)
+    made["AdamO norms kept"] = Contender(lambda p: AdamO(norms_kept(p)), None, False, True)
     made["AdamO foreach"] = Contender(lambda p: AdamO(p, foreach=True), None, True)
     made["AdamO for-loop"] = Contender(lambda p: AdamO(p, foreach=False), None, True)
     made["AdamW foreach"] = Contender(lambda p: adamw(p, foreach=True))
@@ -62,6 +67,17 @@ def contenders() -> dict[str, Contender]:
         except ImportError:
             continue
         made[label] = Contender(lambda p, found=found: found(p, lr=1e-3), None, True)
+    return made
+
+
+def norms_kept(groups: Groups) -> Groups:
+    """Convolutions turn and keep their norm: the rule of those before BatchNorm."""
+    made: Groups = []
+    for group in groups:
+        convolutions = [p for p in group["params"] if p.dim() == 4]
+        others = [p for p in group["params"] if p.dim() != 4]
+        made += [{"params": convolutions, "rule": "scale_invariant"}] if convolutions else []
+        made += [{"params": others}] if others else []
     return made
 
 
@@ -135,38 +151,56 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
 
 
+def grouped(params: Parameters, apart: bool) -> Groups:
+    """In one group, or in one each; new ones every time, as an optimizer writes into them."""
+    return [{"params": [p]} for p in params] if apart else [{"params": params}]
+
+
+def step_of(optimizer: torch.optim.Optimizer, scheduled: bool) -> Callable[[], Any]:
+    """A step, ``scheduled``: after a change of all learning rates."""
+
+    def step() -> None:
+        for group in optimizer.param_groups:
+            group["lr"] *= 1 - 1e-6
+        optimizer.step()
+
+    return step if scheduled else optimizer.step
+
+
 def compare(
-    make: Callable[[Parameters], torch.optim.Optimizer],
+    make: Callable[[Groups], torch.optim.Optimizer],
     params: Parameters,
     clock: Clock,
     rounds: int,
+    apart: bool = False,
 ) -> dict[str, Any]:
-    """One contender in turn with the reference."""
-    reference = torch.optim.AdamW(params, fused=True)
-    optimizer = make(params)
+    """One contender in turn with the reference; ``apart``: a scheduled group for every tensor."""
+    optimizer = make(grouped(params, apart))
     getattr(optimizer, "train", lambda: None)()  # schedule-free asks for it
+    ours = step_of(optimizer, apart)
+    theirs = step_of(torch.optim.AdamW(grouped(params, apart), fused=True), apart)
     for _ in range(3):
-        reference.step()
-        optimizer.step()
+        theirs()
+        ours()
     clock.wait()
-    repeats = max(1, min(20, round(0.05 / clock.seconds(optimizer.step, 1))))
+    repeats = max(1, min(20, round(0.05 / clock.seconds(ours, 1))))
     measures = {"": lambda step: clock.seconds(step, repeats), "host_": clock.host_seconds}
     if clock.cuda:
         measures["device_"] = clock.device_seconds
     pairs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in measures}
     for _ in range(rounds):
         for kind, measure in measures.items():
-            pairs[kind].append((measure(reference.step), measure(optimizer.step)))
+            pairs[kind].append((measure(theirs), measure(ours)))
     result: dict[str, Any] = {}
     for kind, found in pairs.items():
-        result[f"{kind}seconds"] = statistics.median(ours for _, ours in found)
-        result[f"{kind}ratio"] = statistics.median(ours / base for base, ours in found)
-        result[f"{kind}ratios"] = sorted(round(ours / base, 4) for base, ours in found)
+        result[f"{kind}seconds"] = statistics.median(time for _, time in found)
+        result[f"{kind}ratio"] = statistics.median(time / base for base, time in found)
+        result[f"{kind}ratios"] = sorted(round(time / base, 4) for base, time in found)
     result["state_bytes"] = state_bytes(optimizer)
     if clock.cuda:
         base = statistics.median(base for base, _ in pairs["device_"])
         result["reference_device_seconds"] = base
-        result["extra_peak_bytes"] = clock.extra_peak_bytes(optimizer.step)
+        result["extra_peak_bytes"] = clock.extra_peak_bytes(ours)
     return result
 
 
@@ -244,7 +278,8 @@ def main(words: list[str] | None = None) -> None:
     )
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, choices=["cpu", "cuda"])
-    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=["resnet18"])
+    networks = [n + suffix for n in NETWORKS for suffix in ("", GROUPS)]
+    parser.add_argument("--networks", nargs="+", choices=networks, default=["resnet18"])
     choices = [n + suffix for n in ("resnet18", "gpt-124m") for suffix in ("", "-compiled")]
     parser.add_argument("--train", nargs="*", choices=choices, default=[])
     parser.add_argument("--rounds", type=count, default=15)
@@ -278,13 +313,20 @@ def main(words: list[str] | None = None) -> None:
         write_atomically(path, text.encode())
 
     for network in arguments.networks:
-        params = parameters(network, device)
+        params = parameters(network.removesuffix(GROUPS), device)
         size = sum(p.numel() for p in params)
-        chosen = {n: c for n, c in contenders().items() if size < 5e7 or not c.small_only}
+        convolutions = any(p.dim() == 4 for p in params)
+        chosen = {
+            name: contender
+            for name, contender in contenders().items()
+            if (size < 5e7 or not contender.small_only)
+            and (convolutions or not contender.convolutions_only)
+        }
         rows: dict[str, dict[str, Any]] = {}
         with Progress(console=console) as progress:
             for name, contender in progress.track(chosen.items(), description=network):
-                rows[name] = compare(contender.make, params, clock, arguments.rounds)
+                apart = network.endswith(GROUPS)
+                rows[name] = compare(contender.make, params, clock, arguments.rounds, apart)
                 time_busy = rows[name].get("device_seconds", rows[name]["seconds"])
                 if contender.bytes:
                     share = contender.bytes * size / time_busy / copy_rate
