@@ -3,7 +3,8 @@
     adamo-lab bench --device cuda --networks resnet18 gpt-124m
 
 Every contender is timed in turn with ``torch.optim.AdamW(fused=True)`` on the same parameters, and
-the ratio of the two is what counts: absolute times on shared machines are worth little. With
+the ratio of the two is what counts: absolute times on shared machines are worth little. Where
+neighbours slow the cores down for seconds, look at the ratio of the fastest rounds. With
 ``-groups`` after a network's name every tensor is a group of its own, and all learning rates change
 before every step, as under a scheduler. Writes ``bench-DEVICE.json`` and, where matplotlib is
 installed, ``bench-DEVICE.png``.
@@ -196,6 +197,8 @@ def compare(
         result[f"{kind}seconds"] = statistics.median(time for _, time in found)
         result[f"{kind}ratio"] = statistics.median(time / base for base, time in found)
         result[f"{kind}ratios"] = sorted(round(time / base, 4) for base, time in found)
+    fastest_base, fastest = (min(times) for times in zip(*pairs[""], strict=True))
+    result["fastest_ratio"] = fastest / fastest_base
     result["state_bytes"] = state_bytes(optimizer)
     if clock.cuda:
         base = statistics.median(base for base, _ in pairs["device_"])
@@ -241,6 +244,7 @@ def show(console: Console, network: str, rows: dict[str, dict[str, Any]]) -> Non
         "optimizer",
         "ms",
         "step ×",
+        "fastest ×",
         "GPU ×",
         "of copy",
         "host µs",
@@ -254,6 +258,7 @@ def show(console: Console, network: str, rows: dict[str, dict[str, Any]]) -> Non
             name,
             f"{1e3 * row['seconds']:.3f}",
             f"{row['ratio']:.2f}",
+            f"{row['fastest_ratio']:.2f}",
             f"{busy:.2f}" if busy else "",
             f"{used:.0%}" if used else "",
             f"{1e6 * row['host_seconds']:.0f}",
