@@ -12,6 +12,7 @@ import statistics
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -446,21 +447,22 @@ def speed() -> Figure:
     return figure
 
 
-def sensitivity() -> Figure:
-    """Test accuracy on digits over two hyper-parameters, in one colour scale."""
-    (group,) = settled("fig4-digits")
-    maps = grids(group)
-    figure, panels = canvas(1, len(maps), width=WIDTH * len(maps) / 3, height=3.6, sharey=True)
+def sensitivity(name: str, low: float, high: float) -> Figure:
+    """Accuracy in % over two hyper-parameters, in one colour scale."""
+    (group,) = settled(name)
+    maps, dark = grids(group), low + 0.6 * (high - low)
+    width = WIDTH * sum(len(grid.ticks[1]) for grid in maps) / 12
+    figure, panels = canvas(1, len(maps), width=width, height=3.6, sharey=True)
     for axes, grid in zip(panels, maps, strict=True):
         values = [[math.nan if v is None else 100 * v for v in row] for row in grid.values]
         axes.set_facecolor("#ececec")
-        axes.pcolormesh(values, cmap="cividis", vmin=90, vmax=100, edgecolors="white")
+        axes.pcolormesh(values, cmap="cividis", vmin=low, vmax=high, edgecolors="white")
         for i, row in enumerate(values):
             for j, value in enumerate(row):
                 good = (i, j) in grid.good
                 axes.text(
                     j + 0.5, i + 0.5, "–" if math.isnan(value) else f"{value:.1f}", fontsize=7,
-                    color=INK if value > 96 or math.isnan(value) else "white", ha="center",
+                    color=INK if value > dark or math.isnan(value) else "white", ha="center",
                     va="center", fontweight="bold" if good else "normal",
                 )  # fmt: skip
         rows, columns = grid.ticks
@@ -486,7 +488,8 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "accuracy": accuracy,
     "turning": turning,
     "angles": angles,
-    "sensitivity": sensitivity,
+    "sensitivity": partial(sensitivity, "fig4-digits", 90, 100),
+    "sensitivity-cifar100": partial(sensitivity, "fig4", 40, 70),
     "speed": speed,
 }
 

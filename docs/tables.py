@@ -315,6 +315,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "premise": premise,
     "speed": lambda: on_three_tasks("speed"),
     "defaults": lambda: on_three_tasks("defaults"),
+    "fig4": lambda: sensitivity("fig4"),
     "fig4-digits": lambda: sensitivity("fig4-digits"),
     "fig4-digits-cosine": lambda: sensitivity("fig4-digits-cosine"),
     "cuda": lambda: bench("bench-cuda"),
