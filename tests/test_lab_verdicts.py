@@ -45,9 +45,11 @@ CASES = {  # claim, first, second, outcome, a word of the reason
     "no runs": (LARGER, [], [], OPEN, "no runs"),
     "one side": (LARGER, [1, 2, 3], [], OPEN, "one side"),
     "identical": (LARGER, [1, 1, 1], [1, 1, 1], FAILS, "identical"),
-    "exact": (LARGER, [2, 2, 2], [1, 1, 1], HOLDS, "no variance"),
-    "exact, smaller": (SMALLER, [1, 1, 1], [2, 2, 2], HOLDS, "no variance"),
-    "exact, opposite": (LARGER, [1, 1, 1], [2, 2, 2], FAILS, "opposite direction"),
+    "no variance": (LARGER, [2] * 4, [1] * 4, HOLDS, "significant"),
+    "no variance, smaller": (SMALLER, [1] * 4, [2] * 4, HOLDS, "significant"),
+    "no variance, opposite": (LARGER, [1] * 4, [2] * 4, FAILS, "opposite direction significant"),
+    "no variance, few runs": (LARGER, [2] * 3, [1] * 3, OPEN, "cannot get below p = 0.05"),
+    "no variance, few against it": (LARGER, [1] * 3, [2] * 3, FAILS, "no significant difference"),
     "equal": (EQUAL, [1.0, 1.1, 1.2], [1.0, 1.1, 1.3], HOLDS, "within the margin"),
     "equal, identical": (EQUAL, [1, 1, 1], [1, 1, 1], HOLDS, "within the margin"),
     "not equal": (EQUAL, [9, 9.1, 9.2], [1.0, 1.1, 1.3], FAILS, "outside the margin"),
@@ -66,7 +68,16 @@ def test_outcome(claim: Claim, a: list, b: list, outcome: str, reason: str) -> N
 def test_equal_values_have_no_variance() -> None:
     """A mean by floating-point sums would leave a remainder, and a t-value out of nothing."""
     verdict = judge(LARGER, [0.99] * 3, [0.99] * 7)
-    assert (verdict.difference, verdict.interval) == (0, (0, 0))
+    assert (verdict.difference, verdict.p, verdict.test) == (0, 1, "rank test")
+
+
+def test_without_variance_a_rank_test_decides() -> None:
+    """Shares of a grid come in steps, and three equal ones are no proof of no variance."""
+    verdict = judge(LARGER, [0.08] * 5, [0.04] * 3)
+    assert (verdict.outcome, verdict.test) == (HOLDS, "rank test")
+    assert verdict.p == pytest.approx(1 / 56)
+    assert verdict.difference == pytest.approx(0.04)
+    assert verdict.interval is None
 
 
 def test_missing_counts_as_worst() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .studies import Claim
@@ -24,7 +24,8 @@ RULE = (
     f"{FEWEST} runs and Welch's one-sided t-test gives p < {LEVEL} in the claimed direction. "
     "A claim that two are equal holds if the 90 % confidence interval of their difference lies "
     "within the stated margin. Where some runs never reached what is measured, an exact one-sided "
-    "Mann–Whitney rank test takes the place of the t-test, and those runs rank last. "
+    "Mann–Whitney rank test takes the place of the t-test, and those runs rank last; so it does "
+    "where neither side has any variance. "
     "Intervals are two-sided, so one may touch zero while the one-sided p is just below "
     f"{LEVEL}. The opposite of a claim, which nobody had claimed, is called significant if p < "
     f"{LEVEL / 2:g}. Each claim is tested on its own, without a correction for their number."
@@ -81,9 +82,7 @@ class Difference:
         return cls(first.mean - second.mean, math.sqrt(total), freedom)
 
     def p_greater(self) -> float:
-        """One-sided p for "the first is larger"; without any variance the difference is exact."""
-        if self.error == 0:
-            return 0.0 if self.mean > 0 else 1.0
+        """One-sided p for "the first is larger", where there is any variance."""
         from scipy.special import stdtr
 
         return float(stdtr(self.freedom, -self.mean / self.error))
@@ -132,17 +131,18 @@ def judge(claim: Claim, first: Values, second: Values, higher_is_better: bool = 
 
 
 def ordered(claim: Claim, a: Summary, b: Summary) -> Verdict:
-    """Welch's t-test for ">" and "<"."""
-    difference = Difference.of(a, b)
+    """Welch's t-test for ">" and "<"; without any variance it would be sure of everything."""
+    difference, n = Difference.of(a, b), (a.n, b.n)
+    if difference.error == 0:
+        alike = replace(by_rank(claim, a.values, b.values), difference=difference.mean)
+        return alike if difference.mean else replace(alike, reason="all values are identical")
     greater = difference.p_greater()
-    exact = difference.error == 0
-    less = (1.0 if difference.mean >= 0 else 0.0) if exact else 1 - greater
-    claimed, opposite = (greater, less) if claim.relation == ">" else (less, greater)
+    claimed, opposite = greater, 1 - greater
+    if claim.relation == "<":
+        claimed, opposite = opposite, claimed
     outcome, reason = direction(claimed, opposite)
-    if exact:
-        reason = "all values are identical" if difference.mean == 0 else f"{reason}, no variance"
     return Verdict(
-        claim, outcome, reason, (a.n, b.n), "no variance: exact" if exact else "Welch's t-test",
+        claim, outcome, reason, n, "Welch's t-test",
         difference.mean, difference.interval(0.95), p=claimed, p_opposite=opposite,
     )  # fmt: skip
 
@@ -166,7 +166,7 @@ def equal(claim: Claim, a: Summary, b: Summary) -> Verdict:
 def ranked(
     claim: Claim, first: Values, second: Values, missing: tuple[int, int], higher_is_better: bool
 ) -> Verdict:
-    """Mann–Whitney, exact, where some runs have no value: they rank as the worst."""
+    """A rank test where some runs have no value: they rank as the worst."""
     n = (len(first), len(second))
     if claim.relation == ">" and not higher_is_better and 2 * missing[0] > n[0]:
         # a rank test would call that significantly later
@@ -175,16 +175,20 @@ def ranked(
         return Verdict(claim, FAILS, reason, n, "most runs never got there", missing=missing)
     worst = -math.inf if higher_is_better else math.inf
     a, b = ([worst if v is None else float(v) for v in side] for side in (first, second))
-    greater, less = rank_p(a, b), rank_p(b, a)
-    claimed, opposite = (greater, less) if claim.relation == ">" else (less, greater)
-    smallest = 1 / math.comb(sum(n), n[0])
-    if smallest >= LEVEL:
+    return replace(by_rank(claim, a, b), missing=missing)
+
+
+def by_rank(claim: Claim, a: Sequence[float], b: Sequence[float]) -> Verdict:
+    """Mann–Whitney, exact. Open where the runs are as claimed and too few for this test."""
+    claimed, opposite = rank_p(a, b), rank_p(b, a)
+    if claim.relation == "<":
+        claimed, opposite = opposite, claimed
+    smallest = 1 / math.comb(len(a) + len(b), len(a))
+    outcome, reason = direction(claimed, opposite)
+    if smallest >= LEVEL and claimed < opposite:
         outcome, reason = OPEN, f"too few runs: this rank test cannot get below p = {smallest:.2g}"
-    else:
-        outcome, reason = direction(claimed, opposite)
-    return Verdict(
-        claim, outcome, reason, n, "rank test", p=claimed, p_opposite=opposite, missing=missing
-    )  # fmt: skip
+    n = (len(a), len(b))
+    return Verdict(claim, outcome, reason, n, "rank test", p=claimed, p_opposite=opposite)
 
 
 def direction(claimed: float, opposite: float) -> tuple[str, str]:
