@@ -450,7 +450,7 @@ def speed() -> Figure:
 def sensitivity(name: str, low: float, high: float) -> Figure:
     """Accuracy in % over two hyper-parameters, in one colour scale."""
     (group,) = settled(name)
-    maps, dark = grids(group), low + 0.6 * (high - low)
+    maps, ink_above = grids(group), low + 0.6 * (high - low)
     width = WIDTH * sum(len(grid.ticks[1]) for grid in maps) / 12
     figure, panels = canvas(1, len(maps), width=width, height=3.6, sharey=True)
     for axes, grid in zip(panels, maps, strict=True):
@@ -462,7 +462,7 @@ def sensitivity(name: str, low: float, high: float) -> Figure:
                 good = (i, j) in grid.good
                 axes.text(
                     j + 0.5, i + 0.5, "–" if math.isnan(value) else f"{value:.1f}", fontsize=7,
-                    color=INK if value > dark or math.isnan(value) else "white", ha="center",
+                    color=INK if value > ink_above or math.isnan(value) else "white", ha="center",
                     va="center", fontweight="bold" if good else "normal",
                 )  # fmt: skip
         rows, columns = grid.ticks

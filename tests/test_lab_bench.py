@@ -91,7 +91,7 @@ def test_in_groups_every_tensor_has_one_and_every_step_another_learning_rate() -
 
     def make(groups: bench.Groups) -> torch.optim.Optimizer:
         made.append(torch.optim.SGD(groups, lr=0.1))
-        return made[0]
+        return made[-1]
 
     params = [*made_parameters(), *made_parameters()]
     compare(make, params, Clock(torch.device("cpu")), rounds=1, apart=True)
@@ -149,15 +149,38 @@ def test_a_record_names_the_commit_of_the_source_and_replaces_an_older_one_in_so
 
 
 @pytest.mark.usefixtures("small")
-def test_a_network_in_groups_is_recorded_under_that_name(tmp_path: Path) -> None:
-    words = ["--device", "cpu", "--rounds", "1", "--threads", "1", "--out", str(tmp_path)]
-    main([*words, "--passes", "2", "--networks", "resnet18", "resnet18-groups"])
-    found = json.loads((tmp_path / "bench-cpu.json").read_text())["networks"]
-    assert [len(network["optimizers"]["AdamO"]["ratios"]) for network in found.values()] == [2, 2]
-    assert {name: network["parameters"] for name, network in found.items()} == {
-        "resnet18": 16,
-        "resnet18-groups": 16,
-    }
+def test_every_network_has_its_rounds_in_every_pass_and_its_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def one(groups: bench.Groups) -> torch.optim.Optimizer:
+        made.append(len(groups))
+        return torch.optim.SGD(groups, lr=0.1)
+
+    monkeypatch.setattr(bench, "contenders", lambda: {"AdamO": bench.Contender(one)})
+    words = ["--device", "cpu", "--rounds", "3", "--passes", "2", "--threads", "1"]
+    main([*words, "--out", str(tmp_path), "--networks", "resnet18", "resnet18-groups"])
+    assert made == [1, 2, 1, 2]
+    record = json.loads((tmp_path / "bench-cpu.json").read_text())
+    assert (record["rounds"], record["passes"]) == (3, 2)
+    for name in ("resnet18", "resnet18-groups"):
+        network = record["networks"][name]
+        assert network["parameters"] == 16
+        assert len(network["optimizers"]["AdamO"]["ratios"]) == 6
+        assert network["optimizers"]["AdamO"]["reference_seconds"] > 0
+
+
+def test_convolutions_that_keep_their_norm_need_convolutions() -> None:
+    matrix, kernel = (
+        torch.nn.Parameter(torch.ones(5, 4)),
+        torch.nn.Parameter(torch.ones(4, 3, 3, 3)),
+    )
+    assert "AdamO norms kept" in bench.suited([matrix, kernel])
+    assert "AdamO norms kept" not in bench.suited([matrix])
+    assert "AdamO for-loop" in bench.suited([matrix])
+    large = torch.nn.Parameter(torch.empty(1).expand(10**4, 10**4))
+    assert "AdamO for-loop" not in bench.suited([large])
 
 
 @pytest.mark.usefixtures("small")

@@ -325,3 +325,13 @@ def test_means() -> None:
     first = ("AdamO, first defaults", "1000 ± 100".replace(" ", "\xa0"), 3)
     assert text["adamo_first"] == [first, adamw]
     assert text["adamo_paper"] == [("AdamO (paper)", "never", 3), adamw]
+
+
+def test_plain_digits_has_the_runs_of_the_sensitivity_study() -> None:
+    """AdamW's and AdamO's train once for both."""
+    request = Request((0,))
+    plain, cosine = (STUDIES[name].runs(request) for name in ("plain-digits", "fig4-digits-cosine"))
+    mine = Counter(run.optimizer for run in plain)
+    assert mine == {"adamw": 28, "adamo": 28, "adamo_plain": 28}
+    shared = {run.id for run in plain if run.optimizer != "adamo_plain"}
+    assert shared <= {run.id for run in cosine}

@@ -3,12 +3,11 @@
     adamo-lab bench --device cuda --networks resnet18 gpt-124m
 
 Every contender is timed in turn with ``torch.optim.AdamW(fused=True)`` on the same parameters, and
-the ratio of the two is what counts: absolute times on shared machines are worth little. All
-contenders have their rounds in several passes, so that slow seconds of the machine do not fall on
-one of them. With
-``-groups`` after a network's name every tensor is a group of its own, and all learning rates change
-before every step, as under a scheduler. Writes ``bench-DEVICE.json`` and, where matplotlib is
-installed, ``bench-DEVICE.png``.
+the ratio of the two is what counts: absolute times on shared machines are worth little. All have
+their rounds in several passes, so that slow seconds of the machine do not fall on one of them.
+With ``-groups`` after a network's name every tensor is a group of its own, and all learning rates
+change before every step, as under a scheduler. Writes ``bench-DEVICE.json`` and, where matplotlib
+is installed, ``bench-DEVICE.png``.
 """
 
 from __future__ import annotations
@@ -39,27 +38,29 @@ from .shapes import NETWORKS
 Parameters = list[torch.nn.Parameter]
 Groups = list[dict[str, Any]]
 Pairs = dict[str, list[tuple[float, float]]]  # times of the reference and of a contender, by kind
-REFERENCE, GROUPS = "AdamW fused", "-groups"
+REFERENCE, APART = "AdamW fused", "-groups"
 
 
 class Contender(NamedTuple):
     make: Callable[[Groups], torch.optim.Optimizer]
     bytes: int | None = None  # that a step must move per float32 parameter
     small_only: bool = False  # too slow for the large networks
-    convolutions_only: bool = False  # like another without them
+    convolutions_only: bool = False  # the same as AdamO without them
 
 
 def contenders() -> dict[str, Contender]:
-    adamw, made = torch.optim.AdamW, {}
-    made["AdamO"] = Contender(lambda p: AdamO(p), 56)
-    made["AdamO bfloat16 g⁻"] = Contender(lambda p: AdamO(p, previous_gradient="bfloat16"), 52)
-    made["AdamO sampled g⁻"] = Contender(lambda p: AdamO(p, previous_gradient="sampled"), 48)
-    made["AdamO no curvature"] = Contender(lambda p: AdamO(p, curvature_target=None), 48)
-    made["AdamO norms kept"] = Contender(lambda p: AdamO(norms_kept(p)), None, False, True)
-    made["AdamO foreach"] = Contender(lambda p: AdamO(p, foreach=True), None, True)
-    made["AdamO for-loop"] = Contender(lambda p: AdamO(p, foreach=False), None, True)
-    made["AdamW foreach"] = Contender(lambda p: adamw(p, foreach=True))
-    made["AdamW for-loop"] = Contender(lambda p: adamw(p, foreach=False), None, True)
+    adamw = torch.optim.AdamW
+    made = {
+        "AdamO": Contender(lambda gs: AdamO(gs), 56),
+        "AdamO bfloat16 g⁻": Contender(lambda gs: AdamO(gs, previous_gradient="bfloat16"), 52),
+        "AdamO sampled g⁻": Contender(lambda gs: AdamO(gs, previous_gradient="sampled"), 48),
+        "AdamO no curvature": Contender(lambda gs: AdamO(gs, curvature_target=None), 48),
+        "AdamO norms kept": Contender(lambda gs: AdamO(norms_kept(gs)), convolutions_only=True),
+        "AdamO foreach": Contender(lambda gs: AdamO(gs, foreach=True), small_only=True),
+        "AdamO for-loop": Contender(lambda gs: AdamO(gs, foreach=False), small_only=True),
+        "AdamW foreach": Contender(lambda gs: adamw(gs, foreach=True)),
+        "AdamW for-loop": Contender(lambda gs: adamw(gs, foreach=False), small_only=True),
+    }
     for label, module, name in (
         ("AdamP (adamp)", "adamp", "AdamP"),
         ("AdamP (pytorch_optimizer)", "pytorch_optimizer", "AdamP"),
@@ -69,8 +70,19 @@ def contenders() -> dict[str, Contender]:
             found = getattr(importlib.import_module(module), name)
         except ImportError:
             continue
-        made[label] = Contender(lambda p, found=found: found(p, lr=1e-3), None, True)
+        made[label] = Contender(lambda gs, found=found: found(gs, lr=1e-3), small_only=True)
     return made
+
+
+def suited(params: Parameters) -> dict[str, Contender]:
+    """Those that make sense on a network of such parameters."""
+    small = sum(p.numel() for p in params) < 5e7
+    convolutions = any(p.dim() == 4 for p in params)
+    return {
+        name: contender
+        for name, contender in contenders().items()
+        if (small or not contender.small_only) and (convolutions or not contender.convolutions_only)
+    }
 
 
 def norms_kept(groups: Groups) -> Groups:
@@ -203,6 +215,7 @@ def compare(
         result[f"{kind}seconds"] = statistics.median(time for _, time in found)
         result[f"{kind}ratio"] = statistics.median(time / base for base, time in found)
         result[f"{kind}ratios"] = sorted(round(time / base, 4) for base, time in found)
+    result["reference_seconds"] = statistics.median(base for base, _ in pairs[""])
     result["state_bytes"] = state_bytes(optimizer)
     if clock.cuda:
         base = statistics.median(base for base, _ in pairs["device_"])
@@ -285,12 +298,12 @@ def main(words: list[str] | None = None) -> None:
     )
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, choices=["cpu", "cuda"])
-    networks = [n + suffix for n in NETWORKS for suffix in ("", GROUPS)]
+    networks = [n + suffix for n in NETWORKS for suffix in ("", APART)]
     parser.add_argument("--networks", nargs="+", choices=networks, default=["resnet18"])
     choices = [n + suffix for n in ("resnet18", "gpt-124m") for suffix in ("", "-compiled")]
     parser.add_argument("--train", nargs="*", choices=choices, default=[])
     parser.add_argument("--rounds", type=count, default=5, help="of a contender in one pass")
-    parser.add_argument("--passes", type=count, default=3, help="over all contenders")
+    parser.add_argument("--passes", type=count, default=3, help="over all networks")
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("bench-output"))
     parser.add_argument("--commit", default="", help="what to record where git is not at hand")
@@ -311,6 +324,8 @@ def main(words: list[str] | None = None) -> None:
     stated = {"commit": arguments.commit} if arguments.commit else {}
     results: dict[str, Any] = {
         "about": environment.describe(device, warnings=[slow] if slow else []) | stated,
+        "rounds": arguments.rounds,
+        "passes": arguments.passes,
         "copy_bytes_per_second": copy_rate,
         "networks": {},
         "training": {},
@@ -320,32 +335,27 @@ def main(words: list[str] | None = None) -> None:
         text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
         write_atomically(path, text.encode())
 
-    for network in arguments.networks:
-        params = parameters(network.removesuffix(GROUPS), device)
-        size = sum(p.numel() for p in params)
-        convolutions = any(p.dim() == 4 for p in params)
-        chosen = {
-            name: contender
-            for name, contender in contenders().items()
-            if (size < 5e7 or not contender.small_only)
-            and (convolutions or not contender.convolutions_only)
-        }
-        rows: dict[str, dict[str, Any]] = {}
-        pairs: dict[str, Pairs] = {name: {} for name in chosen}
-        turns = [*chosen.items()] * arguments.passes
-        with Progress(console=console) as progress:
-            for name, contender in progress.track(turns, description=network):
-                apart, known = network.endswith(GROUPS), pairs[name]
-                rows[name] = compare(contender.make, params, clock, arguments.rounds, apart, known)
-                time_busy = rows[name].get("device_seconds", rows[name]["seconds"])
+    pairs: dict[tuple[str, str], Pairs] = {}
+    turns = [*enumerate(arguments.networks * arguments.passes, start=1)]
+    with Progress(console=console) as progress:
+        for turn, network in progress.track(turns, description="steps"):
+            params = parameters(network.removesuffix(APART), device)
+            size = sum(p.numel() for p in params)
+            rows = results["networks"].setdefault(network, {"parameters": size, "optimizers": {}})
+            for name, contender in suited(params).items():
+                row = compare(
+                    contender.make, params, clock, arguments.rounds, network.endswith(APART),
+                    pairs.setdefault((network, name), {}),
+                )  # fmt: skip
                 if contender.bytes:
-                    share = contender.bytes * size / time_busy / copy_rate
-                    rows[name]["bandwidth_share"] = share
+                    busy = row.get("device_seconds", row["seconds"])
+                    row["bandwidth_share"] = contender.bytes * size / busy / copy_rate
+                rows["optimizers"][name] = row
                 gc.collect()
-        results["networks"][network] = {"parameters": size, "optimizers": rows}
-        show(console, network, rows)
-        save()
-        del params
+            if turn > len(turns) - len(arguments.networks):
+                show(console, network, rows["optimizers"])
+            save()
+            del params
     for name in arguments.train:
         compiled = name.endswith("-compiled")
         network = name.removesuffix("-compiled")
