@@ -326,7 +326,9 @@ def test_plain_example(
     module = example("plain_pytorch", "tensorboard")
     run_main(module, monkeypatch, "--epochs", 2, "--out", tmp_path, *flags)
     assert "the same, bit for bit" in capsys.readouterr().out
-    assert [event.step for event in scalars(tmp_path)["adamo/norm/0.weight"]][:2] == [16, 32]
+    # the run that goes on has a file of its own, and TensorBoard may read either first
+    events = scalars(tmp_path)["adamo/norm/0.weight"]
+    assert sorted(event.step for event in events) == [16, 32, 32]
 
 
 def test_grad_scaler_on_a_cpu_unscales_clips_and_skips() -> None:
@@ -353,6 +355,8 @@ def test_grad_scaler_on_a_cpu_unscales_clips_and_skips() -> None:
     assert sum(row["gradient_norm"] ** 2 for row in rows.values()) <= 1.0 + 1e-4
 
 
+# peft 0.21 asks transformers 5.23 for it
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_lora_b_trains_and_the_base_stays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
