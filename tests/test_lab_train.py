@@ -259,7 +259,9 @@ def test_our_settings_are_adamo_s_own() -> None:
 
 
 def test_a_run_with_the_first_defaults_is_recorded_as_adamo_and_has_a_row_of_its_own() -> None:
-    (run,) = [c for c in STUDIES["premise-digits"].runs(Request((0,))) if c.optimizer == "adamo"]
+    both = [c for c in STUDIES["premise-digits"].runs(Request((0,))) if c.optimizer == "adamo"]
+    assert [row_of(c.optimizer, c.hyper) for c in both] == ["adamo_first", "adamo"]
+    run = both[0]
     assert recorded_as("adamo_first", run.hyper) == "adamo"
     assert recorded_as("adamo_first", {**run.hyper, "guard": False}) == "adamo_first"
     assert recorded_as("adamo", settings("digits", "adamo")) == "adamo"
