@@ -132,17 +132,17 @@ def judge(claim: Claim, first: Values, second: Values, higher_is_better: bool = 
 
 def ordered(claim: Claim, a: Summary, b: Summary) -> Verdict:
     """Welch's t-test for ">" and "<"; without any variance it would be sure of everything."""
-    difference, n = Difference.of(a, b), (a.n, b.n)
+    difference = Difference.of(a, b)
     if difference.error == 0:
-        alike = replace(by_rank(claim, a.values, b.values), difference=difference.mean)
-        return alike if difference.mean else replace(alike, reason="all values are identical")
+        verdict = replace(by_rank(claim, a.values, b.values), difference=difference.mean)
+        return verdict if difference.mean else replace(verdict, reason="all values are identical")
     greater = difference.p_greater()
     claimed, opposite = greater, 1 - greater
     if claim.relation == "<":
         claimed, opposite = opposite, claimed
     outcome, reason = direction(claimed, opposite)
     return Verdict(
-        claim, outcome, reason, n, "Welch's t-test",
+        claim, outcome, reason, (a.n, b.n), "Welch's t-test",
         difference.mean, difference.interval(0.95), p=claimed, p_opposite=opposite,
     )  # fmt: skip
 
