@@ -395,9 +395,9 @@ def counts() -> str:
         weak = sum("no significant difference" in j.short.lower() for j in chosen)
         holds = "holds" if found[HOLDS] == 1 else "hold"
         does = "does" if found[FAILS] == 1 else "do"
-        are = "is" if found[OPEN] == 1 else "are"
+        are = "is" if found[OPEN] <= 1 else "are"
         fails = f"{found[FAILS]} {does} not ({weak} of them for want of a significant difference)"
-        said = f"{found[HOLDS]} {holds}, {fails}, and {found[OPEN]} {are} open"
+        said = f"{found[HOLDS]} {holds}, {fails}, and {found[OPEN] or 'none'} {are} open"
         texts.append(f"Of {whose} {found.total()} claims, {said}.")
     return " ".join(texts) + "\n"
 

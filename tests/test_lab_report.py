@@ -354,6 +354,16 @@ def test_a_p_value_shows_on_which_side_of_the_level_it_lies(p: float, text: str)
     assert tables.p_value(p) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.1334, "+13"), (-0.00404, "−0.4"), (0.0000475, "+0.005"), (-0.0, "0"), (1e-12, "+1.00e−10"),
+     (-2e5, "−2.00e+07")],
+)  # fmt: skip
+def test_a_number_that_is_not_zero_never_reads_as_zero(value: float, text: str) -> None:
+    share = tables.Metric("share", "share", percent=True, digits=0)
+    assert tables.number(value, share, signed=True) == text
+
+
 def test_small_pictures() -> None:
     """What is drawn stays: the same shapes at the same places, and every name leads somewhere."""
     figure, (axes,) = canvas()

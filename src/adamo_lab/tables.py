@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -77,12 +78,16 @@ class Column:
 
 
 def number(value: float, metric: Metric, signed: bool = False) -> str:
-    """With the metric's digits and a real minus; numbers far off that scale in three digits."""
+    """With the metric's digits, or as many as it takes to see a number that is not zero; numbers
+    far off that scale in three digits, a real minus.
+    """
     value *= 100 if metric.percent else 1
-    tiny = value != 0 and abs(value) < 0.5 * 10**-metric.digits
-    huge = abs(value) >= 1e6
-    text = f"{value:.2e}" if tiny or huge else f"{value:.{metric.digits}f}"
-    if float(text) == 0:
+    digits = metric.digits
+    if value and abs(value) < 0.5 * 10**-digits:
+        digits = -math.floor(math.log10(abs(value)))
+    far = digits > 6 or abs(value) >= 1e6
+    text = f"{value:.2e}" if far else f"{value:.{digits}f}"
+    if value == 0:
         text = text.lstrip("-")
     sign = "+" if signed and float(text) > 0 else ""
     return sign + text.replace("-", "−")
