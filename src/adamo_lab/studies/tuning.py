@@ -1,4 +1,4 @@
-"""The search for hyper-parameters: as many trials for AdamW as for AdamO.
+"""The search for hyper-parameters: as many trials for AdamW and for AdamP as for AdamO.
 
 Every trial is spelled out, so that the records keep their meaning when a default changes. Those of
 CIFAR-100 are judged by 5,000 training images that were held out, with the paper's schedule at a
@@ -29,6 +29,7 @@ MATRICES = {**ADAMW, "decay_vectors": False}  # no decay of biases and norm laye
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 COMMON = {"lr": 8e-4, "curvature_target": "auto", "decay_lr": "radial", "guard": True}
 ADAMO = {**COMMON, "radial": "adam", "radial_lr_ratio": 1.0, "tangential": "auto"}
+ADAMP = {"lr": 8e-4, "weight_decay": 0.5, "delta": 0.1, "wd_ratio": 0.1}
 ADDITIVE = {**ADAMO, "tangential": "additive"}  # for models without scale-invariant weights
 ANGULAR = {**COMMON, "weight_decay": 1e-3, "radial_lr_ratio": 100.0, "tangential": "angular"}
 
@@ -85,6 +86,13 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
         (FULL, "adamo", trial)
         for trial in swept({**TURNING, **SHARED, **VECTORS}, 1e-4, 2e-4, 3e-4)
     ),
+    # AdamP multiplies the decay of what it projects by wd_ratio: decays on either side of AdamW's,
+    # and with AdamW's own. The SWA rates are those at which the others were best.
+    *(
+        (FULL, "adamp", trial)
+        for decay in ({"weight_decay": 0.1}, {}, {"weight_decay": 2.0}, {"wd_ratio": 1.0})
+        for trial in swept({**ADAMP, **decay}, 1e-4, 2e-4, 3e-4)
+    ),
 )
 
 FINAL_VISION_TRIALS = (
@@ -92,7 +100,8 @@ FINAL_VISION_TRIALS = (
     ("adamo_best", {**TURNING, **SHARED, **VECTORS, "swa_lr": 2e-4}),
 )
 
-# Modular addition: (lr, weight decay) and (lr, radial_lr_ratio, weight decay)
+# Modular addition: (lr, weight decay) and (lr, radial_lr_ratio, weight decay). AdamP has AdamW's,
+# from which it hardly differs where no norm layer follows a matrix.
 SUMS_ADAMW = (
     *((1e-3, decay) for decay in (0.3, 0.5, 1.0, 1.5, 2.0, 3.0)),
     *((2e-3, decay) for decay in (0.5, 1.0, 1.5, 2.0, 3.0)),
@@ -112,13 +121,19 @@ def adamw(lr: float, decay: float) -> tuple[str, dict[str, Any]]:
     return "adamw", {"lr": lr, "weight_decay": decay}
 
 
+def adamp(lr: float, decay: float) -> tuple[str, dict[str, Any]]:
+    return "adamp", {**ADAMP, "lr": lr, "weight_decay": decay}
+
+
 def adamo_on_text(lr: float, ratio: float) -> tuple[str, dict[str, Any]]:
     return "adamo", {**ADDITIVE, "lr": lr, "weight_decay": 0.1, "radial_lr_ratio": ratio}
 
 
 TEXT_LRS = (1e-3, 2e-3, 4e-3, 8e-3)
+TEXT_DECAYS = (0.01, 0.1, 0.5)
 TEXT = (
-    *starmap(adamw, product(TEXT_LRS, (0.01, 0.1, 0.5))),
+    *starmap(adamw, product(TEXT_LRS, TEXT_DECAYS)),
+    *starmap(adamp, product(TEXT_LRS, TEXT_DECAYS)),
     *starmap(adamo_on_text, product(TEXT_LRS, (1.0, 2.0, 4.0))),
 )
 RULE_ON_TEXT = {**ADDITIVE, "lr": 8e-3, "weight_decay": 0.15, "radial_lr_ratio": 0.5}
@@ -137,7 +152,7 @@ FINAL_TEXT_TRIALS = (
     ("adamo_constant", {**RULE_ON_TEXT, "curvature_target": None}),
 )
 
-# The best trials on WikiText-2, where the same two dozen have run.
+# The best trials on WikiText-2, where the same ones have run.
 FINAL_WORDS_TRIALS = (
     ("adamw_best", adamw(4e-3, 0.1)[1]),
     ("adamo_best", adamo_on_text(2e-3, 4.0)[1]),
@@ -166,7 +181,8 @@ def adamo_on_sums(lr: float, ratio: float, decay: float) -> tuple[str, dict[str,
 
 
 def sums(request: Request) -> list[RunConfig]:
-    theirs, ours = starmap(adamw, SUMS_ADAMW), starmap(adamo_on_sums, SUMS_ADAMO)
+    theirs = [*starmap(adamw, SUMS_ADAMW), *starmap(adamp, SUMS_ADAMW)]
+    ours = starmap(adamo_on_sums, SUMS_ADAMO)
     return runs_of([*theirs, *ours], "grokking", SUMS_EPOCHS, request)
 
 
@@ -218,8 +234,8 @@ def runs_of(
 TUNING_VISION = Study(
     name="tuning-cifar100",
     title="Tuning on CIFAR-100",
-    about="Judged by 5,000 held-out training images. At the full length as many trials of AdamW as "
-    "of AdamO; the shorter ones came before.",
+    about="Judged by 5,000 held-out training images. At the full length as many trials of AdamW and "
+    "of AdamP as of AdamO; the shorter ones came before.",
     kind="trials",
     runs=vision,
     metrics=(
@@ -227,7 +243,7 @@ TUNING_VISION = Study(
         Metric("swa_valid_loss", "SWA loss", higher_is_better=False, digits=3),
         Metric("valid_accuracy", "final", percent=True),
     ),
-    optimizers=("adamw", "adamw_tuned", "sgd", "adamo_angular", "adamo"),
+    optimizers=("adamw", "adamw_tuned", "adamp", "sgd", "adamo_angular", "adamo"),
     seeds=1,
     example="adamo-lab study tuning-cifar100 --seeds 1 --data-dir ~/data",
 )
@@ -258,11 +274,11 @@ FINAL_VISION = Study(
 TUNING_SUMS = Study(
     name="tuning-grokking",
     title="Tuning on modular addition",
-    about="Nineteen trials each for AdamW and AdamO: the epoch at which they generalize.",
+    about="Nineteen trials each for AdamW, AdamP and AdamO: the epoch at which they generalize.",
     kind="trials",
     runs=sums,
     metrics=(GROKKED, FINAL),
-    optimizers=("adamw", "adamo"),
+    optimizers=("adamw", "adamp", "adamo"),
     seeds=1,
     example="adamo-lab study tuning-grokking --seeds 1",
 )
@@ -293,11 +309,12 @@ FINAL_SUMS = Study(
 TUNING_TEXT = Study(
     name="tuning-language",
     title="Tuning on text",
-    about="Twelve trials each for AdamW and AdamO on either corpus, judged by the validation text.",
+    about="Twelve trials each for AdamW, AdamP and AdamO on either corpus, judged by the validation "
+    "text.",
     kind="trials",
     runs=text,
     metrics=(LOSS,),
-    optimizers=("adamw", "adamo"),
+    optimizers=("adamw", "adamp", "adamo"),
     seeds=1,
     example="adamo-lab study tuning-language --seeds 1 --data-dir ~/data",
 )
