@@ -42,6 +42,7 @@ REGISTRY: dict[str, Entry] = {
     "adamw_decay2": Entry("AdamW, decay × 2", "#56B4E9", "-.", "adamw"),
     "adamw_decay4": Entry("AdamW, decay × 4", "#56B4E9", "-", "adamw"),
     "adamp": Entry("AdamP", "#009E73", "-.", "adamp"),
+    "adamp_best": Entry("AdamP, best trial", "#009E73", "-", "adamp"),
     "sgd": Entry("SGD", "#000000", ":", "sgd"),
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
     "adamo_plain": Entry("AdamO, no example batch", "#CC79A7", "--", "adamo", "shape"),

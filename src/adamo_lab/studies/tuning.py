@@ -190,8 +190,10 @@ def final_sums(request: Request) -> list[RunConfig]:
     """The best trial of each, at the paper's learning rate and at any; not on their seed."""
     trials = [
         adamw(1e-3, 1.5),
+        adamp(1e-3, 2.0),
         adamo_on_sums(1e-3, 0.3, 1.5),
         ("adamw_best", adamw(8e-3, 2.0)[1]),
+        ("adamp_best", adamp(8e-3, 2.0)[1]),
         ("adamo_best", adamo_on_sums(8e-3, 0.5, 1.5)[1]),
     ]
     return runs_of(trials, "grokking", SUMS_EPOCHS, fresh(request))
@@ -286,12 +288,12 @@ TUNING_SUMS = Study(
 FINAL_SUMS = Study(
     name="final-grokking",
     title="Modular addition, tuned",
-    about="The best trials of AdamW and of AdamO, at the paper's lr and at any (best trial), on "
+    about="The best trials of AdamW, AdamP and AdamO, at the paper's lr and at any (best trial), on "
     "seeds no trial has seen.",
     kind="table",
     runs=final_sums,
     metrics=(GROKKED, FINAL),
-    optimizers=("adamw", "adamo", "adamw_best", "adamo_best"),
+    optimizers=("adamw", "adamp", "adamo", "adamw_best", "adamp_best", "adamo_best"),
     claims=(
         Claim(
             "Tuned alike at the paper's learning rate, AdamO groks earlier than AdamW.",
@@ -300,6 +302,14 @@ FINAL_SUMS = Study(
         Claim(
             "Tuned alike at any learning rate, AdamO groks earlier than AdamW.",
             "grokking_epoch", "adamo_best", "<", "adamw_best", source="ours, not the paper's",
+        ),
+        Claim(
+            "Tuned alike at the paper's learning rate, AdamO groks earlier than AdamP.",
+            "grokking_epoch", "adamo", "<", "adamp", source="ours, not the paper's",
+        ),
+        Claim(
+            "Tuned alike at any learning rate, AdamO groks earlier than AdamP.",
+            "grokking_epoch", "adamo_best", "<", "adamp_best", source="ours, not the paper's",
         ),
     ),
     seeds=5,
