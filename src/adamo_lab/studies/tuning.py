@@ -139,6 +139,7 @@ TEXT = (
 RULE_ON_TEXT = {**ADDITIVE, "lr": 8e-3, "weight_decay": 0.15, "radial_lr_ratio": 0.5}
 FINAL_TEXT_TRIALS = (
     adamw(8e-3, 0.1),
+    adamp(8e-3, 0.01),
     adamo_on_text(8e-3, 4.0),
     # AdamW's second best, whose loss was larger by 0.0002
     ("adamw_tuned", adamw(2e-3, 0.1)[1]),
@@ -332,13 +333,13 @@ TUNING_TEXT = Study(
 FINAL_TEXT = Study(
     name="final-language",
     title="Language models, tuned on Tiny Shakespeare",
-    about="The best trial of AdamW, its equal at lr 2e-3, and the best of AdamO, on fresh seeds. "
-    "With --option corpus=wikitext2 the same settings on words, where they were not tuned.",
+    about="The best trial of AdamW, its equal at lr 2e-3, and the best of AdamP and of AdamO, on "
+    "fresh seeds. With --option corpus=wikitext2 the same settings on words, where they were not tuned.",
     kind="table",
     runs=final_text,
     metrics=(LOSS,),
     optimizers=(
-        *("adamw", "adamw_tuned", "adamw_matrices"),
+        *("adamw", "adamw_tuned", "adamw_matrices", "adamp"),
         *("adamo_rule", "adamo_constant", "adamo", "adamo_vectors"),
     ),
     claims=(
@@ -366,6 +367,10 @@ FINAL_TEXT = Study(
         Claim(
             "AdamO's best trial has a lower loss than with decay of biases and norm layers.",
             "valid_loss", "adamo", "<", "adamo_vectors", source="ours, not the paper's",
+        ),
+        Claim(
+            "With the best of their trials on characters, AdamO has a lower loss than AdamP.",
+            "valid_loss", "adamo", "<", "adamp", source="ours, not the paper's",
         ),
     ),
     seeds=8,
