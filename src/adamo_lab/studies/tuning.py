@@ -237,8 +237,8 @@ def runs_of(
 TUNING_VISION = Study(
     name="tuning-cifar100",
     title="Tuning on CIFAR-100",
-    about="Judged by 5,000 held-out training images. At the full length as many trials of AdamW and "
-    "of AdamP as of AdamO; the shorter ones came before.",
+    about="Judged by 5,000 held-out training images. At the full length as many trials of AdamW "
+    "and of AdamP as of AdamO; the shorter ones came before.",
     kind="trials",
     runs=vision,
     metrics=(
@@ -289,8 +289,8 @@ TUNING_SUMS = Study(
 FINAL_SUMS = Study(
     name="final-grokking",
     title="Modular addition, tuned",
-    about="The best trials of AdamW, AdamP and AdamO, at the paper's lr and at any (best trial), on "
-    "seeds no trial has seen.",
+    about="The best trials of AdamW, AdamP and AdamO, at the paper's lr and at any (best trial), "
+    "on seeds no trial has seen.",
     kind="table",
     runs=final_sums,
     metrics=(GROKKED, FINAL),
@@ -320,8 +320,8 @@ FINAL_SUMS = Study(
 TUNING_TEXT = Study(
     name="tuning-language",
     title="Tuning on text",
-    about="Twelve trials each for AdamW, AdamP and AdamO on either corpus, judged by the validation "
-    "text.",
+    about="Twelve trials each for AdamW, AdamP and AdamO on either corpus, judged by the "
+    "validation text.",
     kind="trials",
     runs=text,
     metrics=(LOSS,),
@@ -334,7 +334,8 @@ FINAL_TEXT = Study(
     name="final-language",
     title="Language models, tuned on Tiny Shakespeare",
     about="The best trial of AdamW, its equal at lr 2e-3, and the best of AdamP and of AdamO, on "
-    "fresh seeds. With --option corpus=wikitext2 the same settings on words, where they were not tuned.",
+    "fresh seeds. With --option corpus=wikitext2 the same settings on words, where they were not "
+    "tuned.",
     kind="table",
     runs=final_text,
     metrics=(LOSS,),
