@@ -26,10 +26,10 @@ SUMS_EPOCHS, TEXT_EPOCHS = 5000, 50
 FRESH = 5  # seeds from here on have seen no trial
 ADAMW = {"lr": 8e-4, "weight_decay": 0.5}
 MATRICES = {**ADAMW, "decay_vectors": False}  # no decay of biases and norm layers
+ADAMP = {**ADAMW, "delta": 0.1, "wd_ratio": 0.1}
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 COMMON = {"lr": 8e-4, "curvature_target": "auto", "decay_lr": "radial", "guard": True}
 ADAMO = {**COMMON, "radial": "adam", "radial_lr_ratio": 1.0, "tangential": "auto"}
-ADAMP = {"lr": 8e-4, "weight_decay": 0.5, "delta": 0.1, "wd_ratio": 0.1}
 ADDITIVE = {**ADAMO, "tangential": "additive"}  # for models without scale-invariant weights
 ANGULAR = {**COMMON, "weight_decay": 1e-3, "radial_lr_ratio": 100.0, "tangential": "angular"}
 
@@ -86,12 +86,12 @@ VISION: tuple[tuple[int, str, dict[str, Any]], ...] = (
         (FULL, "adamo", trial)
         for trial in swept({**TURNING, **SHARED, **VECTORS}, 1e-4, 2e-4, 3e-4)
     ),
-    # AdamP multiplies the decay of what it projects by wd_ratio: decays on either side of AdamW's,
-    # and with AdamW's own. The SWA rates are those at which the others were best.
+    # AdamP leaves a tenth of the decay to what it projects: three strengths, and AdamW's own for
+    # all. The SWA rates are those at which the others were best.
     *(
         (FULL, "adamp", trial)
-        for decay in ({"weight_decay": 0.1}, {}, {"weight_decay": 2.0}, {"wd_ratio": 1.0})
-        for trial in swept({**ADAMP, **decay}, 1e-4, 2e-4, 3e-4)
+        for decay, ratio in ((0.1, 0.1), (0.5, 0.1), (2.0, 0.1), (0.5, 1.0))
+        for trial in swept({**ADAMP, "weight_decay": decay, "wd_ratio": ratio}, 1e-4, 2e-4, 3e-4)
     ),
 )
 
@@ -153,7 +153,7 @@ FINAL_TEXT_TRIALS = (
     ("adamo_constant", {**RULE_ON_TEXT, "curvature_target": None}),
 )
 
-# The best trials on WikiText-2, where the same ones have run.
+# The best trials of AdamW and of AdamO on WikiText-2.
 FINAL_WORDS_TRIALS = (
     ("adamw_best", adamw(4e-3, 0.1)[1]),
     ("adamo_best", adamo_on_text(2e-3, 4.0)[1]),
