@@ -244,6 +244,21 @@ def test_protocol(epochs: int, epoch: int, factor: float, late: bool, swa: bool)
     assert phase == Phase(phase.lr_factor, late and swa, late, 0.1 if late else 0.0)
 
 
+COSINE = [(0, 0.1), (1, 0.549623), (2, 0.997261), (20, 0.75), (30, 0.5), (59, 0.000685)]
+
+
+@pytest.mark.parametrize(("epoch", "factor"), COSINE)
+def test_a_cosine_instead(epoch: int, factor: float) -> None:
+    """Warm-up times the cosine, smoothing from the first epoch, and no late phase."""
+    phase = task(epochs=60, schedule="cosine").phase(epoch)
+    assert phase.lr_factor == pytest.approx(factor, rel=1e-3)
+    assert phase == Phase(phase.lr_factor, label_smoothing=0.1)
+
+
+def test_a_constant_rate_instead() -> None:
+    assert task(epochs=60, schedule="constant").phase(59) == Phase(1.0, label_smoothing=0.1)
+
+
 @pytest.mark.parametrize(
     ("epochs", "every", "expected"), [(300, None, 3), (24, None, 1), (24, 5, 5)]
 )

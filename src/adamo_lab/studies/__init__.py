@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import LabError
 from .base import Claim, Metric, Request, Study
+from .cosine import COSINE
 from .defaults import DEFAULTS
 from .figures import FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, PLAIN_DIGITS
 from .premise import PREMISE
@@ -31,6 +32,7 @@ STUDIES = {
         *DEFAULTS,
         *(TUNING_VISION, FINAL_VISION, TUNING_SUMS, FINAL_SUMS),
         *(TUNING_TEXT, FINAL_TEXT, FINAL_WORDS),
+        *COSINE,
     )
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,11 @@ def shuffled(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
     whole = count - count % size
     stacks = [order[:whole].view(-1, size)] if whole else []
     return [*stacks, order[whole:].view(1, -1)] if whole < count else stacks
+
+
+def annealed(schedule: str, epoch: int, epochs: int) -> float:
+    """What a schedule leaves of the learning rate: all of it, or less along a cosine to zero."""
+    return 1.0 if schedule == "constant" else (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
 def accuracy(logits: Tensor, target: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import data
 from ..errors import LabError
 from ..records import Row
-from .base import Batch, Phase, Task
+from .base import Batch, Phase, Task, annealed
 
 CLASSES = 100
 MEAN = (0.5071, 0.4865, 0.4409)  # of the training images, by colour
@@ -177,6 +177,9 @@ class Cifar100(Task):
     def phase(self, epoch: int) -> Phase:
         elapsed = epoch * FULL / self.config.epochs
         warmup = min(1.0, WARMUP_FACTOR + (1 - WARMUP_FACTOR) * elapsed / WARMUP)
+        if schedule := self.options.get("schedule"):  # not the paper's: one phase, no averaging
+            factor = warmup * annealed(schedule, epoch, self.config.epochs)
+            return Phase(factor, label_smoothing=self.options["smoothing"])
         late = passed(LATE, epoch, self.config.epochs)
         drops = sum(passed(milestone, epoch, self.config.epochs) for milestone in MILESTONES)
         return Phase(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import LabError
 from ..records import Row
-from .base import Batch, Phase, Task, accuracy, shuffled
+from .base import Batch, Phase, Task, accuracy, annealed, shuffled
 
 TRAIN_SIZE = 1000  # of 1,797; the other 797 are the test set, the same for every seed
 
@@ -81,9 +80,7 @@ class Digits(Task):
         return F.cross_entropy(model(images), labels, label_smoothing=phase.label_smoothing)
 
     def phase(self, epoch: int) -> Phase:
-        if self.schedule == "constant":
-            return Phase()
-        return Phase(lr_factor=(1 + math.cos(math.pi * epoch / self.config.epochs)) / 2)
+        return Phase(lr_factor=annealed(self.schedule, epoch, self.config.epochs))
 
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
         images, labels = self.test
