@@ -178,8 +178,35 @@ def test_no_step_reads_the_device(nesterov: bool) -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
+def test_a_compiled_step_equals_an_eager_one() -> None:
+    """One compilation serves all weights of these shapes, learning rates and decays."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    settings: list[dict[str, Any]] = [{"weight_decay": 0.1}, {"weight_decay": 2.0, "wd_ratio": 1.0}]
+    for options in settings:
+        compiled, eager = weights(), weights()
+        lr = torch.tensor(1e-3, dtype=torch.float64)
+        first = AdamP(compiled, lr=lr, compiled=True, **options)
+        run([first, AdamP(eager, lr=lr, **options)], [compiled, eager], 4)  # all have gradients
+        lr.fill_(1e-2)
+        assert distance(compiled, eager) < 1e-12
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_copy_of_a_compiled_one_still_steps() -> None:
+    """Uncompiled: torch keeps no more of an optimizer than its groups and its state."""
+    p = torch.ones(2, 2, requires_grad=True)
+    optimizer = pickle.loads(pickle.dumps(AdamP([p], compiled=True)))
+    (q,) = optimizer.param_groups[0]["params"]
+    q.grad = torch.ones_like(q)
+    optimizer.step()
+    assert (q < 1).all()
+
+
 @pytest.mark.gpu
-def test_a_captured_step_equals_an_eager_one() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_step_equals_an_eager_one(compiled: bool) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     ours = [p.detach().cuda().requires_grad_() for p in weights(torch.float32)]
@@ -188,7 +215,7 @@ def test_a_captured_step_equals_an_eager_one() -> None:
         p.grad = torch.randn_like(p)
         q.grad = p.grad
     lr = torch.tensor(1e-2, device="cuda")
-    first, second = (AdamP(ps, lr=lr, weight_decay=0.1) for ps in (ours, theirs))
+    first, second = (AdamP(ps, lr=lr, weight_decay=0.1, compiled=compiled) for ps in (ours, theirs))
     for optimizer in (first, second):
         optimizer.step()  # makes the state
     graph = torch.cuda.CUDAGraph()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ class AdamP(Optimizer):
         delta: δ, the threshold of the cosine; 0 never projects.
         wd_ratio: r, what a projected weight keeps of its decay.
         nesterov: look ahead by one step of the momentum.
+        compiled: fuse the step with ``torch.compile``. Worth it where the step is captured and lr
+            is a tensor; for every new float it would be compiled again.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -60,6 +63,8 @@ class AdamP(Optimizer):
         delta: float = 0.1,
         wd_ratio: float = 0.1,
         nesterov: bool = False,
+        *,
+        compiled: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -71,6 +76,7 @@ class AdamP(Optimizer):
             "nesterov": nesterov,
         }
         super().__init__(params, defaults)
+        self.compiled = compiled
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         check({**self.defaults, **param_group})
@@ -88,21 +94,27 @@ class AdamP(Optimizer):
                 step = torch.as_tensor(values["step"], dtype=torch.float32, device=p.device)
                 values["step"] = step
 
+    compiled = False  # also of an optimizer that was copied
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take one step; ``closure`` evaluates the model again and returns the loss."""
+        step = fused_update() if self.compiled else update
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            options = {k: v for k, v in group.items() if k in self.defaults}
+            lr, decay, ratio = group["lr"], group["weight_decay"], group["wd_ratio"]
+            lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+            options = {k: group[k] for k in ("betas", "eps", "delta", "nesterov")}
             trained = [p for p in group["params"] if p.grad is not None and p.numel()]
             if not trained:
                 continue
             lists: Any = self.gather(trained)
-            for tensors, _ in self._group_tensors_by_device_and_dtype(lists).values():
-                update(*tensors, **options)  # type: ignore[arg-type]
+            for found, _ in self._group_tensors_by_device_and_dtype(lists).values():
+                tensors: Any = found
+                step(*tensors, lr=lr, decay=lr * decay, spared=lr * decay * (1 - ratio), **options)
         return loss
 
     def gather(self, trained: Tensors) -> list[Tensors]:
@@ -143,19 +155,21 @@ def update(
     steps: Tensors,
     *,
     lr: float | Tensor,
+    decay: float | Tensor,
+    spared: float | Tensor,
     betas: tuple[float, float],
     eps: float,
-    weight_decay: float,
     delta: float,
-    wd_ratio: float,
     nesterov: bool,
 ) -> None:
-    """One step of tensors on one device. Nothing here reads a value back from the device."""
+    """One step of tensors on one device. Nothing here reads a value back from the device.
+
+    ``decay`` is ηλ, and ``spared`` what a projected weight is spared of it.
+    """
     beta1, beta2 = betas
     # Bias correction, [tensors]. In double: 1 - 0.999 has only four digits in float32.
     torch._foreach_add_(steps, 1)
     count = torch.stack(steps).double()
-    lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
     dtype = torch.promote_types(params[0].dtype, torch.float32)  # of the results
     sizes = list((lr / (1 - beta1**count)).to(dtype).unbind())
     roots = list((1 - beta2**count).sqrt().to(dtype).unbind())
@@ -173,15 +187,14 @@ def update(
     # Projection and decay in one factor: (1 - ηλ) w - η (u - c w) = (1 - ηλ + η c) w - η u
     wide = [i for i, p in enumerate(params) if p.dim() > 1]
     narrow = [p for p in params if p.dim() <= 1]
-    if weight_decay > 0 and narrow:
-        torch._foreach_mul_(narrow, 1 - lr * weight_decay)
+    if narrow:
+        torch._foreach_mul_(narrow, 1 - decay)
     if wide:
         weights = pick(params, wide)
         projected, coefficients = projection(
             weights, pick(grads, wide), pick(updates, wide), delta=delta, eps=eps
         )
-        kept = 1 - (1 - wd_ratio) * projected.double()  # of the decay
-        decays = (1 - lr * weight_decay * kept).to(dtype).unbind()
+        decays = (1 - (decay - spared * projected.double())).to(dtype).unbind()
         factors = torch._foreach_mul(coefficients, pick(sizes, wide))
         torch._foreach_add_(factors, list(decays))
         for w, factor in zip(weights, factors, strict=True):
@@ -190,6 +203,12 @@ def update(
     # Step
     torch._foreach_mul_(updates, sizes)
     torch._foreach_sub_(params, updates)
+
+
+@cache
+def fused_update() -> Callable[..., None]:
+    """``update`` in a few kernels instead of forty passes over memory; compiled once."""
+    return torch.compile(update, dynamic=False)
 
 
 def projection(

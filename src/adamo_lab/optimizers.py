@@ -299,7 +299,7 @@ def adamp(
 ) -> torch.optim.Optimizer:
     from .adamp import AdamP
 
-    return AdamP(model.parameters(), **arguments)
+    return AdamP(model.parameters(), compiled=graph, **arguments)
 
 
 def sgd(
