@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from adamo_optim import AdamO, scale_invariance
+from adamo_optim import AdamO, rebind, scale_invariance
 from adamo_optim.integrations.groups import with_rules
 from adamo_optim.scale_invariance import param_groups
 
@@ -463,8 +464,7 @@ def test_weights_without_gradient_are_unknown_and_general() -> None:
         "used.weight": "depends on its scale",
         "unused.weight": unknown,
         "cut.weight": unknown,
-        "count": unknown,
-    }
+    }  # and without "count", which is of integers
     assert with_rule(groups, "general") == found.keys()
 
 
@@ -732,22 +732,161 @@ def test_on_cuda() -> None:
     assert torch.equal(before, torch.cuda.get_rng_state())  # although dropout ran
 
 
+# Batches that tell nothing
+
+
+def hidden_layers() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Linear(WIDTH, WIDTH, **NO_BIAS), nn.BatchNorm1d(WIDTH), nn.ReLU()),
+        *(nn.Linear(WIDTH, WIDTH, **NO_BIAS), nn.BatchNorm1d(WIDTH), nn.ReLU()),
+        nn.Linear(WIDTH, 3),
+    )
+
+
+def convolutions() -> nn.Module:
+    def conv(inside: int) -> nn.Module:
+        return nn.Conv2d(inside, 8, 3, padding=1, bias=False)
+
+    first, second = (nn.Sequential(conv(i), nn.BatchNorm2d(8), nn.ReLU()) for i in (3, 8))
+    return nn.Sequential(first, second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+DULL: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "zeros": (hidden_layers, torch.zeros(8, WIDTH)),
+    "ones": (hidden_layers, torch.ones(8, WIDTH)),
+    "one sample": (hidden_layers, torch.linspace(-1, 1, WIDTH).expand(8, WIDTH)),
+    "a large mean": (hidden_layers, 1e5 + torch.linspace(-1, 1, 8 * WIDTH).sin().view(8, WIDTH)),
+    "black images": (convolutions, torch.zeros(4, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("case", DULL)
+def test_a_batch_that_does_not_vary_is_pointed_out(case: str) -> None:
+    make, batch = DULL[case]
+    with pytest.warns(UserWarning, match="hardly vary in this example_batch") as caught:
+        found = reasons(param_groups(make(), batch))
+    assert caught[0].filename == __file__
+    assert "depends on its scale" not in found.values()
+    assert any("hardly vary" in reason for reason in found.values())
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 300.0])
+def test_no_warning_about_a_batch_that_varies(offset: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        groups = param_groups(hidden_layers(), vectors() + offset)
+        param_groups(convolutions(), torch.randn(4, 3, 8, 8) + offset)
+        param_groups(hidden_layers().eval(), vectors())
+        param_groups(nn.Sequential(nn.Linear(WIDTH, 4), nn.LayerNorm(4)), torch.ones(3, WIDTH))
+    assert with_rule(groups, "scale_invariant") == {"0.weight", "3.weight"}
+
+
+def test_quantized_weights_are_left_out() -> None:
+    model = PartlyUsed()
+    AdamO(param_groups(model, vectors()))
+    AdamO(with_rules([{"params": model.parameters()}], model, vectors()))
+    assert "count" not in rules(param_groups(model))
+    assert param_groups(nn.ReLU(), vectors()) == []
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices, self.last = [torch.randn(WIDTH, WIDTH)], nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x @ self.matrices[0])
+
+
+class Reentrant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.first, self.first(x), use_reentrant=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"), [(Holder, "register_buffer"), (Reentrant, "use_reentrant=False")]
+)
+def test_errors_name_the_likely_cause(model: Callable[[], nn.Module], hint: str) -> None:
+    with pytest.raises(RuntimeError, match=hint):
+        param_groups(model(), vectors())
+
+
+def test_a_scripted_model_is_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
+    with pytest.raises(ValueError, match="before scripting"):
+        param_groups(model, torch.randn(3, 4))
+
+
 # Groups
+
+
+def test_the_same_groups_serve_several_optimizers() -> None:
+    model = hidden_layers()
+    groups = param_groups(model, vectors())
+    first = AdamO(groups, lr=1e-2, weight_decay=0.3)
+    second = AdamO(groups, lr=1e-3)
+    assert {g["lr"] for g in first.param_groups} == {1e-2}
+    assert {(g["lr"], g["weight_decay"]) for g in second.param_groups} == {(1e-3, 0.01)}
+    first.param_groups[0]["lr"] = 0.5
+    assert second.param_groups[0]["lr"] == 1e-3
+    assert all(g.keys() == {"params", "rule", "rule_reason"} for g in groups)
+    assert rebind(groups, model) == groups
+
+
+def test_rebind_takes_groups_that_another_optimizer_has_used() -> None:
+    model = hidden_layers()
+    groups = param_groups(model, vectors())
+    made = copy.copy(rules(groups))
+    torch.optim.AdamW(groups, lr=1e-2)
+    again = rebind(groups, model)
+    assert rules(again) == made
+    AdamO(again)
+    with pytest.raises(ValueError, match="groups with names"):
+        rebind([{"params": list(model.parameters())}], model)
+
+
+def test_rebind_leaves_frozen_parameters_out() -> None:
+    model = hidden_layers()
+    groups = with_rules([{"params": model[6].parameters()}], model, vectors())
+    with pytest.raises(ValueError, match=r"no group has.*0.weight.*requires_grad_"):
+        rebind(groups, model)
+    model.requires_grad_(False)
+    model[6].requires_grad_(True)
+    assert rules(rebind(groups, model)) == {"6.weight": "general", "6.bias": "low_dim"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"), [("general", "declared by its group"), ("auto", "by shape; scale")]
+)
+def test_a_rule_that_was_changed_loses_its_reason(rule: str, reason: str) -> None:
+    optimizer = AdamO(param_groups(hidden_layers(), vectors()))
+    for group in optimizer.param_groups:
+        if group["rule"] == "scale_invariant":
+            group["rule"] = rule
+    row = next(row for row in optimizer.explain() if row.name == "0.weight")
+    assert row.rule == "general"
+    assert row.reason.startswith(reason)
 
 
 def test_one_group_for_each_rule_and_reason_in_order_of_appearance() -> None:
     model = nn.Sequential(PartlyUsed(), nn.Linear(WIDTH, 8, bias=False), nn.LayerNorm(8))
     groups = param_groups(model, vectors())
     assert [(g["rule"], g["rule_reason"]) for g in groups] == [
-        ("general", "no gradient reached it: unknown, treated as general"),
         ("general", "depends on its scale"),
         ("low_dim", "dim <= 1"),
+        ("general", "no gradient reached it: unknown, treated as general"),
         ("scale_invariant", "scale-invariant by Euler's identity"),
     ]
     assert all(g.keys() == {"params", "rule", "rule_reason"} for g in groups)
     listed = {name: p for g in groups for name, p in g["params"]}
     assert sum(len(g["params"]) for g in groups) == len(listed)
-    expected = dict(model.named_parameters())
+    expected = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
     assert listed.keys() == expected.keys()
     assert all(listed[name] is expected[name] for name in listed)
     torch.optim.SGD(groups, lr=0.1)  # torch takes the groups with their names

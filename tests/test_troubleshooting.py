@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from adamo_optim import AdamO, param_groups
+from adamo_optim import AdamO, param_groups, rebind
 from adamo_optim.callbacks import log_diagnostics
 from adamo_optim.integrations import with_rules
 
@@ -93,6 +93,18 @@ def scaled_by_hand() -> None:
     optimizer.step()
 
 
+def scripted() -> list[dict[str, Any]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return param_groups(torch.jit.script(nn.Linear(4, 2)), torch.ones(3, 4))
+
+
+def scheduled() -> AdamO:
+    adamw = torch.optim.AdamW([parameter()])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: 1.0)
+    return AdamO.from_adamw(adamw, scheduler=scheduler, lr=1e-4)
+
+
 STRANGER = [{"params": [parameter()]}]
 SGD = torch.optim.SGD([torch.ones(1)])
 LINEAR = nn.Linear(4, 2)
@@ -107,6 +119,16 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: AdamO([torch.ones(2).int()]), "… must be a floating or complex tensor, got …"),
     (uncopyable, "The model cannot be copied (…)."),
     (lambda: param_groups(LINEAR, torch.ones(3, 5)), "The model could not be examined: …"),
+    (
+        lambda: param_groups(nn.Sequential(LINEAR, nn.BatchNorm1d(2)), BATCH),
+        "Features before a BatchNorm hardly vary in this example_batch",
+    ),
+    (scripted, "A scripted model cannot be examined: call param_groups before scripting."),
+    (scheduled, "lr=… and a scheduler: some schedulers go on from it, others from the rate they"),
+    (
+        lambda: rebind([], LINEAR),
+        "no group has the parameters … of this model.",
+    ),
     (lambda: param_groups(LINEAR.__class__(2, 2, device="meta")), "is on the meta device"),
     (lambda: param_groups(nn.LazyLinear(2)), "is lazy and has no shape yet"),
     (lambda: with_rules(STRANGER, LINEAR, BATCH), "a parameter of shape … in group …"),

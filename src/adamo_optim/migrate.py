@@ -35,6 +35,11 @@ def from_adamw(
             f"from_adamw needs a torch.optim.AdamW or torch.optim.Adam, "
             f"got {type(optimizer).__name__}"
         )
+    if scheduler is not None and "lr" in options and not isinstance(options["lr"], Tensor):
+        raise ValueError(
+            f"lr={options['lr']} and a scheduler: some schedulers go on from it, others from the "
+            "rate they began with. Leave lr out, or make a new scheduler for the new optimizer."
+        )
     groups = [_group(group, options) for group in optimizer.param_groups]
     defaults = _taken_over(optimizer.defaults, options)  # for groups that are added later
     new = cls(groups, **{k: v for k, v in defaults.items() if k in DEFAULTS}, **options)

@@ -223,7 +223,8 @@ class AdamO(Optimizer):
                 over as a decoupled one, with a warning.
             scheduler: a learning rate scheduler of it, or several, which then move AdamO's instead;
                 those that a ``SequentialLR`` or ``ChainedScheduler`` is made of come along.
-            options: AdamO's options; they win over what is taken over.
+            options: AdamO's options; they win over what is taken over. With a scheduler no ``lr``,
+                unless it is a tensor.
 
         Example:
             >>> optimizer = AdamO.from_adamw(optimizer, scheduler=scheduler)
@@ -264,6 +265,7 @@ class AdamO(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked and its state is laid out at once."""
         if isinstance(param_group, dict):
+            param_group = dict(param_group)  # so that the same groups can serve several optimizers
             check_options({**self.defaults, **param_group})
             if "betas" in param_group:
                 param_group["betas"] = as_pair(param_group["betas"])

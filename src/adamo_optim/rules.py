@@ -22,24 +22,45 @@ from torch.nn.parameter import is_lazy
 
 from .options import users_level
 
+Verdict = tuple[str, str]  # rule, reason
+
 SET_BY_USER = "set by the user"  # the reason of a rule that ``overrides`` names
+# What param_groups finds
+NOT_EXAMINED = ("auto", "not examined: no example batch was given")
+SCALE_INVARIANT = ("scale_invariant", "scale-invariant by Euler's identity")
+SCALE_DEPENDENT = ("general", "depends on its scale")
+NO_GRADIENT = ("general", "no gradient reached it: unknown, treated as general")
+NOT_FINITE = ("general", "its gradient was not finite: unknown, treated as general")
+EPS_MATTERS = ("general", "depends on its scale through the eps of a norm layer")
+HARDLY_VARIES = ("general", "unknown: features before a BatchNorm hardly vary in the example batch")
+VECTOR = ("low_dim", "dim <= 1")
+ONE_ENTRY = ("low_dim", "one entry, which has no direction")
+RULES_OF_REASONS = {
+    reason: rule
+    for rule, reason in (
+        *(NOT_EXAMINED, SCALE_INVARIANT, SCALE_DEPENDENT, NO_GRADIENT, NOT_FINITE, EPS_MATTERS),
+        *(HARDLY_VARIES, VECTOR, ONE_ENTRY),
+    )
+}
 
 
-def rule_of(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
+def rule_of(p: Tensor, group: dict[str, Any]) -> Verdict:
     """The rule of a parameter by declaration or shape, and why."""
     declared, reason = group["rule"], group["rule_reason"]
+    if RULES_OF_REASONS.get(reason, declared) != declared:  # somebody has changed the rule since
+        reason = ""
     if declared != "auto":
         return declared, reason or "declared by its group"
     general = ("general", reason or "by shape; scale invariance was not examined")
     return low_dim_by_shape(p, group["low_dim"]) or general
 
 
-def low_dim_by_shape(p: Tensor, threshold: str | int | None) -> tuple[str, str] | None:
+def low_dim_by_shape(p: Tensor, threshold: str | int | None) -> Verdict | None:
     """LowDim(w): rule and reason, or None."""
     if threshold is not None and p.dim() <= 1:
-        return "low_dim", "dim <= 1"
+        return VECTOR
     if threshold is not None and p.numel() == 1 and not p.is_complex():
-        return "low_dim", "one entry, which has no direction"
+        return ONE_ENTRY
     if isinstance(threshold, int) and p.numel() < threshold:
         return "low_dim", f"numel < {threshold}"
     return None
@@ -84,7 +105,7 @@ def rebind(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[dict[s
 
     Args:
         groups: what :func:`adamo_optim.param_groups` returned before wrapping.
-        model: the same model after wrapping.
+        model: the same model after wrapping. What is in no group must be frozen.
 
     Example:
         >>> groups = param_groups(model, example_batch)
@@ -97,20 +118,30 @@ def rebind(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[dict[s
     left = set(names)
     for group in groups:
         params = []
-        for name, _ in group["params"]:
+        for name in _names(group):
             if name not in aliases:
                 some = ", ".join(map(repr, list(aliases)[:5]))
                 raise ValueError(f"the model has no parameter {name!r}; its names are like {some}")
             params.append((name, aliases[name]))
             left.discard(aliases[name])
         result.append({**group, "params": params})
-    if left:
-        missing = ", ".join(sorted(names[p] for p in left))
+        result[-1].pop("param_names", None)
+    if missing := sorted(names[p] for p in left if p.requires_grad):
         raise ValueError(
-            f"no group has the parameters {missing} of this model: it gained them after the groups "
-            "were made. Call param_groups on the finished model, then wrap it."
+            f"no group has the parameters {', '.join(missing)} of this model. If it gained them "
+            "after the groups were made, call param_groups on the finished model, then wrap it; if "
+            "they are not to be trained, freeze them: requires_grad_(False)."
         )
     return result
+
+
+def _names(group: Mapping[str, Any]) -> list[str]:
+    """Of a group as it was made, or as an optimizer has left it."""
+    if "param_names" in group:
+        return list(group["param_names"])
+    if any(isinstance(p, Tensor) for p in group["params"]):
+        raise ValueError("rebind needs groups with names, (name, parameter), as of param_groups")
+    return [name for name, _ in group["params"]]
 
 
 def _unwrapped(name: str) -> str:

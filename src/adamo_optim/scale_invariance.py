@@ -13,6 +13,7 @@ import inspect
 import math
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -23,16 +24,21 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from .options import DEFAULTS, check_low_dim
-from .rules import SET_BY_USER, low_dim_by_shape
+from .options import DEFAULTS, check_low_dim, users_level
+from .rules import (
+    EPS_MATTERS,
+    HARDLY_VARIES,
+    NO_GRADIENT,
+    NOT_EXAMINED,
+    NOT_FINITE,
+    SCALE_DEPENDENT,
+    SCALE_INVARIANT,
+    SET_BY_USER,
+    Verdict,
+    low_dim_by_shape,
+)
 
 RULES = ("low_dim", "scale_invariant", "general", "auto")
-NOT_EXAMINED = ("auto", "not examined: no example batch was given")
-SCALE_INVARIANT = ("scale_invariant", "scale-invariant by Euler's identity")
-SCALE_DEPENDENT = ("general", "depends on its scale")
-NO_GRADIENT = ("general", "no gradient reached it: unknown, treated as general")
-NOT_FINITE = ("general", "its gradient was not finite: unknown, treated as general")
-EPS_MATTERS = ("general", "depends on its scale through the eps of a norm layer")
 
 # A norm layer's eps moves |cos(g, w)| by about eps / variance: 1e-20 serves features down to a
 # standard deviation of 1e-5 at the default tolerance. Features without any variance are divided
@@ -50,8 +56,10 @@ WIDE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float
 WIDE[torch.complex64] = torch.complex128
 ROUNDING = 1e-13  # ‖g‖‖w‖ below this share of the model's largest is cancellation noise
 
+# What varies less than this beside its mean, in squares, has lost too many digits to tell.
+HARDLY = 1e-7
+
 Forward = Callable[[nn.Module, Any], Any]
-Verdict = tuple[str, str]  # rule, reason
 
 
 def param_groups(
@@ -84,9 +92,10 @@ def param_groups(
         model: the model, before it is wrapped for distributed training; where wrapping replaces
             its parameters (``fully_shard``), :func:`adamo_optim.rebind` carries the groups over.
         example_batch: what the model takes: ``model(**batch)`` for a mapping, ``model(*batch)``
-            for a tuple or list, else ``model(batch)``. A small one will do, but BatchNorm needs
-            three values a channel (it maps any two to ±1). ``None``: nothing is guessed, every
-            rule is ``"auto"`` and AdamO decides by shape.
+            for a tuple or list, else ``model(batch)``. A small one will do, but of real samples
+            or random numbers, not of zeros or ones, and BatchNorm needs three values a channel (it
+            maps any two to ±1). ``None``: nothing is guessed, every rule is ``"auto"`` and AdamO
+            decides by shape.
         overrides: a rule, or a dict of group options with or without ``"rule"``, by parameter name
             or glob pattern. Options add up; where they differ, later patterns win over earlier
             ones and exact names over patterns.
@@ -100,8 +109,9 @@ def param_groups(
 
     Returns:
         Groups ``{"params": [(name, parameter), ...], "rule": ..., "rule_reason": ..., **options}``
-        with every parameter once: tied ones by their first name, frozen ones too. A norm written
-        by hand with a literal eps looks scale-dependent; ``overrides`` can correct that.
+        with every parameter once: tied ones by their first name, frozen ones too, but not those of
+        integers, which nobody can train. A norm written by hand with a literal eps looks
+        scale-dependent; ``overrides`` can correct that.
 
     Example:
         >>> model = nn.Sequential(
@@ -119,17 +129,16 @@ def param_groups(
     """
     _check(model, example_batch, forward, low_dim, trials, tolerance)
     options = _options_by_name(model, overrides or {})
-    if example_batch is None:
-        verdicts = {name: NOT_EXAMINED for name, _ in model.named_parameters()}
+    trainable = {n: p for n, p in model.named_parameters() if is_trainable(p)}
+    if example_batch is None or not trainable:
+        verdicts = dict.fromkeys(trainable, NOT_EXAMINED)
         shared = {} if low_dim == "auto" else {"low_dim": low_dim}  # AdamO decides, so tell it
     else:
         verdicts = _examine(model, example_batch, forward or _call, trials, tolerance)
-        verdicts |= {
-            n: v for n, p in model.named_parameters() if (v := low_dim_by_shape(p, low_dim))
-        }
+        verdicts |= {n: v for n, p in trainable.items() if (v := low_dim_by_shape(p, low_dim))}
         shared = {}
     groups: dict[tuple[object, ...], dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in trainable.items():
         extra = {**shared, **options[name]}
         rule, reason = verdicts[name]
         if "rule" in extra:
@@ -153,6 +162,8 @@ def _check(
         raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
     if forward is not None and batch is None:
         raise ValueError("forward has nothing to run on: pass an example_batch with it.")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ValueError("A scripted model cannot be examined: call param_groups before scripting.")
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(
@@ -208,12 +219,14 @@ def _examine(
     with _isolation():
         twin = _float64_twin(model)
         _leave_special_points(twin.parameters(), generator)
+        modes: list[_Float64Mode] = []
 
         def measure(eps: float | None) -> dict[str, list[tuple[float, float]]]:
             """⟨g, w⟩ and ‖g‖‖w‖ of every weight, per trial."""
             measured = {name: [] for name, _ in twin.named_parameters()}
             for _ in range(trials):
-                gradients = _random_gradients(twin, batch, forward, generator, eps)
+                modes.append(_Float64Mode(eps))
+                gradients = _random_gradients(twin, batch, forward, generator, modes[-1])
                 for name, weight in twin.named_parameters():
                     measured[name].append(_alignment(gradients.get(weight), weight))
             return measured
@@ -229,7 +242,22 @@ def _examine(
                 felt = any(abs(inner) > bound * size for inner, size in pairs)
                 if felt and verdicts[name] == SCALE_INVARIANT:
                     verdicts[name] = EPS_MATTERS
+    if any(mode.saw_constant_features for mode in modes):
+        warnings.warn(
+            "Features before a BatchNorm hardly vary in this example_batch, so that weights whose "
+            "scale does not matter cannot be told from others. Pass real samples, or random "
+            "numbers of their shape, not zeros or ones.",
+            UserWarning,
+            stacklevel=users_level(),
+        )
+        unsure = {SCALE_DEPENDENT, EPS_MATTERS}
+        verdicts = {n: HARDLY_VARIES if v in unsure else v for n, v in verdicts.items()}
     return verdicts
+
+
+def is_trainable(parameter: Tensor) -> bool:
+    """Integers (quantized weights) have no gradient."""
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def _alignment(gradient: Tensor | None, weight: Tensor) -> tuple[float, float]:
@@ -293,7 +321,7 @@ def _float64_twin(model: nn.Module) -> nn.Module:
     for tensor in (*twin.parameters(), *twin.buffers(), *_plain_tensors(twin)):
         tensor.data = tensor.data.to(WIDE.get(tensor.dtype, tensor.dtype))
     for parameter in twin.parameters():
-        parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
+        parameter.requires_grad_(is_trainable(parameter))
     return twin
 
 
@@ -342,12 +370,12 @@ def _normal_like(t: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _random_gradients(
-    twin: nn.Module, batch: Any, forward: Forward, generator: torch.Generator, eps: float | None
+    twin: nn.Module, batch: Any, forward: Forward, generator: torch.Generator, mode: _Float64Mode
 ) -> dict[Tensor, Tensor | None]:
     """Every trainable parameter's gradient in one forward pass with random cotangents."""
     weights = [p for p in twin.parameters() if p.requires_grad]
     try:
-        with _Float64Mode(eps):
+        with mode:
             result = forward(twin, _float64_batch(batch, {p.device for p in twin.parameters()}))
             outputs = [t for t in _tensors_in(result) if t.requires_grad]
             cotangents = [_normal_like(t, generator) for t in outputs]
@@ -360,7 +388,7 @@ def _random_gradients(
             "The model could not be examined: in train mode and float64, on this example_batch, it "
             f"raised {type(error).__name__}: {error}\nIf it is called in another way, pass forward="
             "lambda model, batch: ... (say model(batch[0]) for a loader's (x, y)). BatchNorm needs "
-            "several samples. With example_batch=None nothing is examined."
+            f"several samples. {_hint(str(error))}With example_batch=None nothing is examined."
         ) from error
     if not outputs:
         raise ValueError(
@@ -368,6 +396,17 @@ def _random_gradients(
             " grad: pass forward=lambda model, batch: ... that returns what the loss is made of."
         )
     return dict(zip(weights, gradients, strict=True))
+
+
+def _hint(error: str) -> str:
+    if "dtype" in error or "double" in error.lower():
+        return (
+            "A tensor that the copy does not reach, in a list, a closure, a global or a numpy "
+            "array, keeps its dtype: make it a buffer (register_buffer). "
+        )
+    if "checkpoint" in error.lower() or "incompatible with .grad()" in error:
+        return "Checkpointing needs use_reentrant=False here, or is switched on afterwards. "
+    return ""
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
@@ -406,6 +445,7 @@ class _Float64Mode(TorchFunctionMode):
     def __init__(self, eps: float | None) -> None:
         super().__init__()
         self.eps = eps  # None: as the model has it
+        self.saw_constant_features = False  # most channels that a BatchNorm divided
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -413,6 +453,13 @@ class _Float64Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in NORM_FUNCTIONS:
             bound = inspect.signature(func).bind(*args, **kwargs)
+            if func is F.batch_norm and bound.arguments.get("training", False):
+                x = bound.arguments["input"].detach()
+                variance, mean = torch.var_mean(
+                    x, [d for d in range(x.dim()) if d != 1], correction=0
+                )
+                constant = variance <= HARDLY * mean.square()
+                self.saw_constant_features |= bool(constant.double().mean() > 0.5)
             if self.eps is not None:
                 bound.arguments["eps"] = self.eps
             elif func is F.rms_norm and bound.arguments.get("eps") is None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..rules import SET_BY_USER
-from ..scale_invariance import param_groups
+from ..scale_invariance import is_trainable, param_groups
 
 
 def with_rules(
@@ -50,6 +50,8 @@ def with_rules(
         entries = group["params"]
         for entry in [entries] if isinstance(entries, Tensor) else entries:
             p: Tensor = entry[1] if isinstance(entry, tuple) else entry
+            if not is_trainable(p):
+                continue
             if p not in found:
                 raise ValueError(
                     f"a parameter of shape {tuple(p.shape)} in group {g} is none of the model's: "
