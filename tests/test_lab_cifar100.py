@@ -248,15 +248,18 @@ COSINE = [(0, 0.1), (1, 0.549623), (2, 0.997261), (20, 0.75), (30, 0.5), (59, 0.
 
 
 @pytest.mark.parametrize(("epoch", "factor"), COSINE)
-def test_a_cosine_instead(epoch: int, factor: float) -> None:
-    """Warm-up times the cosine, smoothing from the first epoch, and no late phase."""
-    phase = task(epochs=60, schedule="cosine").phase(epoch)
+@pytest.mark.parametrize("swa", [True, False])
+def test_a_cosine_instead_of_drops(epoch: int, factor: float, swa: bool) -> None:
+    """Warm-up times the cosine; all else is the protocol's."""
+    phase = task(epochs=60, schedule="cosine", swa=swa).phase(epoch)
     assert phase.lr_factor == pytest.approx(factor, rel=1e-3)
-    assert phase == Phase(phase.lr_factor, label_smoothing=0.1)
+    usual = task(epochs=60, swa=swa).phase(epoch)
+    assert phase == replace(usual, lr_factor=phase.lr_factor)
 
 
 def test_a_constant_rate_instead() -> None:
-    assert task(epochs=60, schedule="constant").phase(59) == Phase(1.0, label_smoothing=0.1)
+    factors = [task(epochs=60, schedule="constant").phase(e).lr_factor for e in (0, 2, 30, 59)]
+    assert factors == [0.1, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(

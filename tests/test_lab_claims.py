@@ -329,6 +329,16 @@ def test_means() -> None:
     assert text["adamo_paper"] == [("AdamO (paper)", "never", 3), adamw]
 
 
+def test_held_out_images_of_made_up_data_are_fewer() -> None:
+    """There are 2,000 of them, and studies of the real ones hold 5,000 out."""
+    for name in ("tuning-cosine", "tuning-cifar100", "fig4"):
+        real, made_up = (STUDIES[name].runs(Request((0,), synthetic=s)) for s in (False, True))
+        assert {run.options["holdout"] for run in real} == {5000}
+        assert {run.options["holdout"] for run in made_up} == {500}
+        asked = STUDIES[name].runs(Request((0,), synthetic=True, options={"holdout": 100}))
+        assert {run.options["holdout"] for run in asked} == {100}
+
+
 def test_plain_digits_has_the_runs_of_the_sensitivity_study() -> None:
     """AdamW's and AdamO's train once for both."""
     request = Request((0,))

@@ -59,6 +59,7 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
         ("run digits --engine cuda --device cpu", "--engine cuda needs a CUDA device"),
         ("run digits --set lr=abc", "lr must be a number, got 'abc'"),
         ("run digits --set lr=true", "lr must be a number, got True"),
+        ("run digits -o adamp --set compiled=true", "adamp has no hyper-parameter 'compiled'"),
         ("run digits --set fused=false", "adamw has no hyper-parameter 'fused'"),
         ("run digits -o adamo_half", "'adamo_half' has no settings of its own on digits"),
         ("study final-wikitext2 --option corpus=shakespeare", "is about WikiText-2"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from adamo_lab.errors import LabError
+from adamo_lab.optimizers import settings
 from adamo_lab.records import RunConfig
 from adamo_lab.tasks import LEGAL, TASKS, all_options, cifar100, grokking, language
 from adamo_lab.tasks.toy2d import boundary_length
@@ -53,6 +54,10 @@ def test_a_whole_number_is_a_fraction_too() -> None:
     """0 and 0.0 are one setting, and must be one run."""
     options = all_options("language", {"dropout": 0})
     assert (options["dropout"], type(options["dropout"])) == (0.0, float)
+    for name, key in (("adam", "weight_decay"), ("adamw", "lr"), ("adamo", "radial_lr")):
+        assert type(settings("digits", name, {key: 1})[key]) is float
+    assert type(settings("digits", "adamo", {"low_dim": 1})["low_dim"]) is int  # of entries
+    assert settings("digits", "adamw", {"decay_vectors": True})["decay_vectors"] is True
 
 
 def test_what_may_be_none_may_also_be_a_number() -> None:

@@ -711,6 +711,14 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         {"metrics": lambda m, b: {"lr": 1.0}, "valid_loader": CONSTANT},
         "metrics may not be called lr; choose another name",
     ),
+    "taken by a result": (
+        {"metrics": lambda m, b: {"diverged_at": 1.0}, "valid_loader": CONSTANT},
+        "metrics may not be called diverged_at; choose another name",
+    ),
+    "by class": (
+        {"metrics": lambda m, b: {0: 0.5, 1: 0.3}, "valid_loader": CONSTANT},
+        "metrics must return numbers by name",
+    ),
     "iterator": ({"loader": endless()}, "train_loader is an iterator and can be read only once"),
     "data set": ({"loader": DATA}, "train_loader must be .* TensorDataset; wrap a data set in a D"),
     "data set for validation": ({"valid_loader": DATA}, "valid_loader must be .*; wrap a data set"),
@@ -742,6 +750,14 @@ def test_mistakes_are_named_before_anything_is_trained(
     with pytest.raises(LabError, match=message):
         run(tmp_path, **arguments)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    seen: list[Any] = []
+    with pytest.raises(LabError, match=r"cannot write .*yours: Not a directory"):
+        run(tmp_path / "file" / "yours", progress=lambda *told: seen.append(told))
+    assert not seen
 
 
 class Unseeded(nn.Linear):

@@ -209,6 +209,7 @@ SETTINGS: dict[str, dict[str, Hyper]] = {
 # Arguments of the lab's own, beside those of the optimizer's class: of the loop, and of AdamW here.
 OWN = ("late", "swa_lr")
 DECAY_VECTORS = "decay_vectors"
+WHOLE = ("low_dim",)  # a number of entries
 
 
 def row_of(name: str, hyper: Mapping[str, Any]) -> str:
@@ -237,12 +238,12 @@ def settings(task: str, name: str, changes: Mapping[str, Any] | None = None) -> 
         known = ", ".join(SETTINGS[task])
         raise LabError(f"{name!r} has no settings of its own on {task}; those with some: {known}")
     ours = SETTINGS[task][name]
-    return {**ours, **{k: like(ours.get(k), v) for k, v in (changes or {}).items()}}
+    return {**ours, **{k: as_usual(k, v) for k, v in (changes or {}).items()}}
 
 
-def like(ours: Any, value: Any) -> Any:
-    """1 as 1.0 where a fraction is usual: they are one setting and must be one run."""
-    return float(value) if isinstance(ours, float) and type(value) is int else value
+def as_usual(key: str, value: Any) -> Any:
+    """1 as 1.0, but where whole numbers are usual: they are one setting and must be one run."""
+    return float(value) if type(value) is int and key not in WHOLE else value
 
 
 def build(
@@ -354,6 +355,6 @@ def legal_arguments(name: str) -> set[str]:
     }
     kind = entry(name).kind
     legal = {*inspect.signature(classes[kind].__init__).parameters} - {"self", "params"} | {*OWN}
-    legal -= {"capturable", "differentiable"}  # the loop's business
+    legal -= {"capturable", "compiled", "differentiable"}  # the loop's business
     legal -= {"fused", "foreach"} if kind != "adamo" else set()
     return legal | {DECAY_VECTORS} if kind == "adamw" else legal

@@ -18,6 +18,8 @@ from .records import Row, RunConfig
 from .summary import OWN_COLUMNS
 from .tasks.base import Batch, Phase, Task
 
+RESULTS = ("diverged_at", "weights_sha256")  # what a result holds beside the last row's values
+
 LossFunction = Callable[[nn.Module, Any], Tensor]
 Metrics = Callable[[nn.Module, Any], Mapping[str, float | Tensor]]
 Batches = Iterable[Any] | Callable[[int], Iterable[Any]]  # or a function of the epoch, from 0
@@ -117,9 +119,9 @@ class Yours(Task):
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
-        if not isinstance(extra, Mapping):
+        if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in extra):
             raise LabError(f'metrics must return numbers by name, {{"error": 0.1}}, got {extra!r}')
-        taken = [key for key in extra if key in OWN_COLUMNS]
+        taken = [key for key in extra if key in (*OWN_COLUMNS, *RESULTS)]
         if taken:
             raise LabError(f"metrics may not be called {', '.join(taken)}; choose another name")
         values = {"valid_loss": self.recipe.loss_fn(model, batch), **extra}

@@ -22,7 +22,7 @@ from torch import nn
 
 from . import optimizers as registry
 from .engines import failure, interruptible, is_finished, locked, resolve_device
-from .errors import LabError
+from .errors import LabError, writing
 from .records import FAILED, FINISHED, RUN, Record, Row, RunConfig, canonical, load
 from .rehearsal import rehearse
 from .summary import table
@@ -116,6 +116,8 @@ def compare(
             for seed in numbers  # seed by seed, so that a busy machine slows all alike
             for key in optimizers
         ]
+        with writing(root):
+            root.mkdir(parents=True, exist_ok=True)
         if fresh:  # all at once: an interruption must leave no old record among the new
             for config, file in product(configs, (RUN, CHECKPOINT)):
                 (root / config.id / file).unlink(missing_ok=True)

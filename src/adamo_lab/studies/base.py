@@ -10,6 +10,8 @@ from ..optimizers import recorded_as, settings
 from ..records import RunConfig
 from ..tasks import all_options
 
+HELD_OUT_OF_MADE_UP = 500  # images; a study's own number may be more than there are
+
 
 @dataclass(frozen=True)
 class Request:
@@ -93,6 +95,8 @@ def run_with(
     **options: Any,
 ) -> RunConfig:
     """One run with exactly these hyper-parameters, shortened by the request's scale."""
+    if request.synthetic and options.get("holdout"):
+        options["holdout"] = HELD_OUT_OF_MADE_UP
     return RunConfig(
         task=task,
         optimizer=recorded_as(optimizer, hyper),

@@ -80,7 +80,7 @@ TASKS = {
             "smoothing": 0.1,
             **WATCHING,
         },
-        {"schedule": None},  # None: the paper's; "cosine": to zero, smoothing throughout, no SWA
+        {"schedule": None},  # of the learning rate, until SWA has its own; None: the paper's drops
     ),
     "digits": Info(
         "a small BatchNorm network on scikit-learn's handwritten digits: seconds on a CPU",

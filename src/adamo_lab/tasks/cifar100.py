@@ -177,13 +177,13 @@ class Cifar100(Task):
     def phase(self, epoch: int) -> Phase:
         elapsed = epoch * FULL / self.config.epochs
         warmup = min(1.0, WARMUP_FACTOR + (1 - WARMUP_FACTOR) * elapsed / WARMUP)
-        if schedule := self.options.get("schedule"):  # not the paper's: one phase, no averaging
-            factor = warmup * annealed(schedule, epoch, self.config.epochs)
-            return Phase(factor, label_smoothing=self.options["smoothing"])
         late = passed(LATE, epoch, self.config.epochs)
-        drops = sum(passed(milestone, epoch, self.config.epochs) for milestone in MILESTONES)
+        if schedule := self.options.get("schedule"):
+            left = annealed(schedule, epoch, self.config.epochs)
+        else:
+            left = GAMMA ** sum(passed(m, epoch, self.config.epochs) for m in MILESTONES)
         return Phase(
-            lr_factor=warmup * GAMMA**drops,
+            lr_factor=warmup * left,
             swa=late and self.options["swa"],
             late=late,
             label_smoothing=self.options["smoothing"] if late else 0.0,
