@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import logging
 from typing import Any
 
 import pytest
@@ -78,10 +79,11 @@ def test_an_optimizer_that_has_not_stepped_logs_nothing() -> None:
     [
         ({"every": 0}, "every must be >= 1, got 0"),
         ({"quantities": ["rho"]}, "quantities must be among norm, .*; got 'rho'"),
+        ({"log": logging.getLogger("x")}, "a logging.Logger takes text: pass a function"),
         ({"log": 3}, "log must be a SummaryWriter, .*; got int"),
         ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "there is no AdamO in this SGD"),
     ],
-    ids=["every", "quantity", "logger", "optimizer"],
+    ids=["every", "quantity", "text logger", "logger", "optimizer"],
 )
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

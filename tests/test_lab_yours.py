@@ -104,6 +104,18 @@ def test_every_optimizer_sees_the_same_batches(tmp_path: Path, make: Any) -> Non
     assert not torch.equal(*epochs), "both epochs had the same order"
 
 
+def test_complex_weights_train_under_every_optimizer(tmp_path: Path) -> None:
+    class Complex(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 1, dtype=torch.complex64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(torch.complex64)).abs()
+
+    comparison = run(tmp_path, model=Complex, optimizers=("adam", "adamw", "sgd", "adamo"))
+    assert [r.error for r in comparison.records] == [""] * 4
+
+
 def test_a_loader_without_randomness_and_equal_first_losses(tmp_path: Path) -> None:
     firsts: dict[bool, list[float]] = {}
 

@@ -272,13 +272,18 @@ def build(
     return optimizer, [str(w.message) for w in caught]
 
 
+def fusible(model: nn.Module) -> bool:
+    """torch's fused kernels know no complex numbers."""
+    return not any(p.is_complex() for p in model.parameters())
+
+
 def adam(
     model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
 ) -> torch.optim.Optimizer:
     """Adam as the tables mean it: without decay, unless ``weight_decay`` asks for coupled L2."""
     import torch
 
-    return torch.optim.Adam(model.parameters(), fused=True, capturable=graph, **arguments)
+    return torch.optim.Adam(model.parameters(), fused=fusible(model), capturable=graph, **arguments)
 
 
 def adamw(
@@ -292,7 +297,7 @@ def adamw(
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         matrices = [p for p in model.parameters() if p.dim() > 1]
         parameters = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(parameters, fused=True, capturable=graph, **arguments)
+    return torch.optim.AdamW(parameters, fused=fusible(model), capturable=graph, **arguments)
 
 
 def adamp(
@@ -308,7 +313,7 @@ def sgd(
 ) -> torch.optim.Optimizer:
     import torch
 
-    return torch.optim.SGD(model.parameters(), fused=True, **arguments)
+    return torch.optim.SGD(model.parameters(), fused=fusible(model), **arguments)
 
 
 def adamo(

@@ -8,6 +8,7 @@ Trainer(callbacks=[lightning_callback()])                         # Lightning
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,6 +79,10 @@ def logged_values(optimizer: AdamO, prefix: str, quantities: Sequence[str]) -> d
 
 def sink(log: Any) -> Callable[[dict[str, float], int], Any]:
     """A function of (values, step) for any of the loggers that ``log_diagnostics`` takes."""
+    if isinstance(log, logging.Logger):
+        raise ValueError(
+            "a logging.Logger takes text: pass a function of (values, step) that makes some"
+        )
     if hasattr(log, "add_scalar"):
 
         def write(values: dict[str, float], step: int) -> None:
