@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adamo_optim import AdamO, rebind, scale_invariance
+from adamo_optim import AdamO, scale_invariance
 from adamo_optim.integrations.groups import with_rules
 from adamo_optim.scale_invariance import param_groups
 
@@ -821,57 +821,10 @@ def test_a_scripted_model_is_refused() -> None:
         model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
     with pytest.raises(ValueError, match="before scripting"):
         param_groups(model, torch.randn(3, 4))
+    assert rules(param_groups(model)).keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
 
 
 # Groups
-
-
-def test_the_same_groups_serve_several_optimizers() -> None:
-    model = hidden_layers()
-    groups = param_groups(model, vectors())
-    first = AdamO(groups, lr=1e-2, weight_decay=0.3)
-    second = AdamO(groups, lr=1e-3)
-    assert {g["lr"] for g in first.param_groups} == {1e-2}
-    assert {(g["lr"], g["weight_decay"]) for g in second.param_groups} == {(1e-3, 0.01)}
-    first.param_groups[0]["lr"] = 0.5
-    assert second.param_groups[0]["lr"] == 1e-3
-    assert all(g.keys() == {"params", "rule", "rule_reason"} for g in groups)
-    assert rebind(groups, model) == groups
-
-
-def test_rebind_takes_groups_that_another_optimizer_has_used() -> None:
-    model = hidden_layers()
-    groups = param_groups(model, vectors())
-    made = copy.copy(rules(groups))
-    torch.optim.AdamW(groups, lr=1e-2)
-    again = rebind(groups, model)
-    assert rules(again) == made
-    AdamO(again)
-    with pytest.raises(ValueError, match="groups with names"):
-        rebind([{"params": list(model.parameters())}], model)
-
-
-def test_rebind_leaves_frozen_parameters_out() -> None:
-    model = hidden_layers()
-    groups = with_rules([{"params": model[6].parameters()}], model, vectors())
-    with pytest.raises(ValueError, match=r"no group has.*0.weight.*requires_grad_"):
-        rebind(groups, model)
-    model.requires_grad_(False)
-    model[6].requires_grad_(True)
-    assert rules(rebind(groups, model)) == {"6.weight": "general", "6.bias": "low_dim"}
-
-
-@pytest.mark.parametrize(
-    ("rule", "reason"), [("general", "declared by its group"), ("auto", "by shape; scale")]
-)
-def test_a_rule_that_was_changed_loses_its_reason(rule: str, reason: str) -> None:
-    optimizer = AdamO(param_groups(hidden_layers(), vectors()))
-    for group in optimizer.param_groups:
-        if group["rule"] == "scale_invariant":
-            group["rule"] = rule
-    row = next(row for row in optimizer.explain() if row.name == "0.weight")
-    assert row.rule == "general"
-    assert row.reason.startswith(reason)
 
 
 def test_one_group_for_each_rule_and_reason_in_order_of_appearance() -> None:

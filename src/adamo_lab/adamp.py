@@ -99,7 +99,7 @@ class AdamP(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take one step; ``closure`` evaluates the model again and returns the loss."""
-        step = fused_update() if self.compiled else update
+        change = fused_update() if self.compiled else update
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -114,7 +114,8 @@ class AdamP(Optimizer):
             lists: Any = self.gather(trained)
             for found, _ in self._group_tensors_by_device_and_dtype(lists).values():
                 tensors: Any = found
-                step(*tensors, lr=lr, decay=lr * decay, spared=lr * decay * (1 - ratio), **options)
+                all_decay, spared = lr * decay, lr * decay * (1 - ratio)
+                change(*tensors, lr=lr, decay=all_decay, spared=spared, **options)
         return loss
 
     def gather(self, trained: Tensors) -> list[Tensors]:
@@ -207,7 +208,7 @@ def update(
 
 @cache
 def fused_update() -> Callable[..., None]:
-    """``update`` in a few kernels instead of forty passes over memory; compiled once."""
+    """``update``, which passes about forty times over memory, fused; compiled once."""
     return torch.compile(update, dynamic=False)
 
 

@@ -162,7 +162,8 @@ def _check(
         raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
     if forward is not None and batch is None:
         raise ValueError("forward has nothing to run on: pass an example_batch with it.")
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    if scripted and batch is not None:
         raise ValueError("A scripted model cannot be examined: call param_groups before scripting.")
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -399,12 +400,13 @@ def _random_gradients(
 
 
 def _hint(error: str) -> str:
-    if "dtype" in error or "double" in error.lower():
+    words = error.lower()
+    if "double" in words and "float" in words:
         return (
             "A tensor that the copy does not reach, in a list, a closure, a global or a numpy "
             "array, keeps its dtype: make it a buffer (register_buffer). "
         )
-    if "checkpoint" in error.lower() or "incompatible with .grad()" in error:
+    if "checkpoint" in words or "incompatible with .grad()" in words:
         return "Checkpointing needs use_reentrant=False here, or is switched on afterwards. "
     return ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import LabError
 from .base import Claim, Metric, Request, Study
-from .cosine import COSINE
+from .cosine import TUNING_COSINE
 from .defaults import DEFAULTS
 from .figures import FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, PLAIN_DIGITS
 from .premise import PREMISE
@@ -31,8 +31,7 @@ STUDIES = {
         *SPEED,
         *DEFAULTS,
         *(TUNING_VISION, FINAL_VISION, TUNING_SUMS, FINAL_SUMS),
-        *(TUNING_TEXT, FINAL_TEXT, FINAL_WORDS),
-        *COSINE,
+        *(TUNING_TEXT, FINAL_TEXT, FINAL_WORDS, TUNING_COSINE),
     )
 }
 
