@@ -500,11 +500,12 @@ def other_wrappers(_: Path) -> None:
     train(plain, expected, range(10))
     for zero in (False, True):
         model = net()
+        groups = param_groups(model)
         wrapped = DistributedDataParallel(model)
         if zero:
             optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=AdamO, lr=1e-2)
         else:
-            optimizer = AdamO(wrapped.parameters(), lr=1e-2)
+            optimizer = AdamO(rebind(groups, wrapped), lr=1e-2)
         train(wrapped, optimizer, range(10))
         for p, q in zip(plain.parameters(), model.parameters(), strict=True):
             assert distance(q, p) < 1e-10

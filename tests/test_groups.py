@@ -51,6 +51,16 @@ def test_rebind_takes_groups_that_another_optimizer_has_used() -> None:
         rebind([{"params": list(model.parameters())}], model)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rebind_looks_into_replicas(compiled: bool) -> None:
+    model = hidden_layers()
+    groups = param_groups(model, torch.randn(8, WIDTH))
+    wrapped: Any = nn.DataParallel(model)
+    if compiled:
+        wrapped = torch.compile(wrapped)
+    assert rebind(groups, wrapped) == groups
+
+
 def test_rebind_leaves_frozen_parameters_out() -> None:
     model = hidden_layers()
     groups = with_rules([{"params": model[6].parameters()}], model, torch.randn(8, WIDTH))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from .options import users_level
@@ -112,6 +113,7 @@ def rebind(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[dict[s
         >>> fully_shard(model)
         >>> optimizer = AdamO(rebind(groups, model), lr=1e-3)
     """
+    model = _without_replicas(model)
     names = {p: _unwrapped(name) for name, p in model.named_parameters()}
     aliases = {_unwrapped(n): p for n, p in model.named_parameters(remove_duplicate=False)}
     result: list[dict[str, Any]] = []
@@ -142,6 +144,13 @@ def _names(group: Mapping[str, Any]) -> list[str]:
     if any(isinstance(p, Tensor) for p in group["params"]):
         raise ValueError("rebind needs groups with names, (name, parameter), as of param_groups")
     return [name for name, _ in group["params"]]
+
+
+def _without_replicas(model: nn.Module) -> nn.Module:
+    """The model in DistributedDataParallel, compiled or not: it puts ``module.`` before names."""
+    wrapped = getattr(model, "_orig_mod", model)
+    replicated = isinstance(wrapped, DistributedDataParallel | nn.DataParallel)
+    return wrapped.module if replicated else model
 
 
 def _unwrapped(name: str) -> str:
