@@ -53,6 +53,8 @@ class AdamP(Optimizer):
         >>> optimizer.step()
     """
 
+    compiled = False  # of a copy, too: torch keeps groups and state alone
+
     def __init__(
         self,
         params: Any,
@@ -93,8 +95,6 @@ class AdamP(Optimizer):
             if "step" in values:
                 step = torch.as_tensor(values["step"], dtype=torch.float32, device=p.device)
                 values["step"] = step
-
-    compiled = False  # also of an optimizer that was copied
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
