@@ -25,7 +25,7 @@ PYTHONS = {"True": True, "False": False, "None": None}
 
 app = typer.Typer(
     name="adamo-lab",
-    help="Rerun the AdamO paper on real data, or compare AdamO with what you use today.",
+    help="Rerun the AdamO paper on real data, or compare AdamO and AngularAdamW with AdamW.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -89,7 +89,7 @@ def list_() -> None:
 @app.command()
 def run(
     task: Annotated[str, typer.Argument(help="A task, as `adamo-lab list` shows them.")],
-    optimizer: Optimizers = ["adamw", "adamo"],  # noqa: B006
+    optimizer: Optimizers = ["adamw", "adamo", "angular"],  # noqa: B006
     seeds: Seeds = "1",
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: the task's.")] = None,
     set_: Annotated[
@@ -136,9 +136,8 @@ def study(
 ) -> None:
     """Rerun one table or figure of the paper. The same command goes on after an interruption.
 
-    Example: adamo-lab study table2 --seeds 3 -o adamw -o adamo_sgd
+    Example: adamo-lab study table2 --seeds 3 -o adamw -o adamo
     """
-    from .optimizers import row_of
     from .studies import Request
     from .studies import study as find
 
@@ -147,11 +146,10 @@ def study(
         raise LabError(f"--scale must be above 0 and at most 1, got {scale:g}")
     request = Request(parse_seeds(seeds or str(chosen.seeds)), scale, synthetic, pairs(option))
     configs = chosen.runs(request)
-    rows = [row_of(config.optimizer, config.hyper) for config in configs]
+    rows = dict.fromkeys(config.optimizer for config in configs)
     for unknown in (row for row in optimizer if row not in rows):
-        raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(dict.fromkeys(rows))}")
-    chosen_rows = zip(configs, rows, strict=True)
-    configs = [config for config, row in chosen_rows if not optimizer or row in optimizer]
+        raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
+    configs = [c for c in configs if not optimizer or c.optimizer in optimizer]
     tell_seeds(request.seeds, configs)
     setup = make_setup(out, name, data_dir, device, workers, ray_address)
     outcomes = train(configs, setup, engine, tensorboard)
@@ -239,7 +237,7 @@ def demo(
     quick: Annotated[bool, typer.Option(help="A fraction of it, to see that it works.")] = False,
     workers: Workers = 0,
 ) -> None:
-    """AdamW and AdamO side by side in about three minutes, then a page that shows what happened.
+    """AdamW, AdamO and AngularAdamW side by side in minutes, then a page of what happened.
 
     Example: adamo-lab demo --quick
     """
@@ -279,7 +277,7 @@ def configs_of(
     synthetic: bool,
 ) -> list[RunConfig]:
     """All combinations, every name checked before the first run starts."""
-    from .optimizers import check_own, legal_arguments, recorded_as, settings
+    from .optimizers import check_own, legal_arguments, settings
     from .records import RunConfig
     from .tasks import all_options, info
 
@@ -293,8 +291,7 @@ def configs_of(
         check_own(name, hyper)
         if isinstance(lr := hyper["lr"], bool) or not isinstance(lr, int | float):
             raise LabError(f"lr must be a number, got {lr!r}")
-        row = recorded_as(name, hyper)
-        configs.append(RunConfig(task, row, seed, epochs or full, hyper, options, 1.0, synthetic))
+        configs.append(RunConfig(task, name, seed, epochs or full, hyper, options, 1.0, synthetic))
     return configs
 
 

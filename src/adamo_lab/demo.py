@@ -1,4 +1,4 @@
-"""The demo: three small tasks, AdamW and AdamO on each, and a page that says what to look at."""
+"""The demo: three small tasks, our optimizers beside AdamW, and a page that says what to see."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .studies.base import run
 
 DEMO: tuple[tuple[str, tuple[str, ...], int, tuple[int, ...], dict[str, Any]], ...] = (
     # task, optimizers, epochs, seeds, options of the task
-    ("toy2d", ("adam", "adamw", "adamo_sgd", "adamo"), 500, (0,), {}),
-    ("digits", ("adamw", "adamo"), 15, (0, 1), {"schedule": "cosine"}),
+    ("toy2d", ("adam", "adamw", "adamo_no_decay", "adamo"), 500, (0,), {}),
+    ("digits", ("adamw", "adamo", "angular"), 15, (0, 1), {"schedule": "cosine"}),
     ("grokking", ("adamw", "adamo"), 3500, (1,), {}),
 )
 QUICK = 0.02
 
 COVER = Cover(
-    title="AdamW and AdamO, side by side",
-    lead="Three small tasks in three minutes; for each seed all optimizers start from the same "
+    title="AdamW, AdamO and AngularAdamW, side by side",
+    lead="Three small tasks in minutes; for each seed all optimizers start from the same "
     "weights and see the same batches. One or two runs each: enough to see how they "
     "differ, not enough to say which is better.",
     whole=False,
@@ -33,17 +33,16 @@ COVER = Cover(
         ),
         "digits": (
             "Handwritten digits: a network with BatchNorm",
-            "BatchNorm makes the length of most weights meaningless; AdamO has found out which, "
-            "leaves it as it is and turns them all by about the same angle. The learning rate "
-            "falls along a cosine. Layer by layer, the figures show the norm, the radial step size "
-            "and the angle of a step.",
+            "BatchNorm makes the length of most weights meaningless. AngularAdamW has found out "
+            "which, leaves it as it is and turns them all by about the same angle; everything else "
+            "follows AdamW. The learning rate falls along a cosine. Layer by layer, the figures "
+            "show the norm and the angle of a step.",
         ),
         "toy2d": (
             "Two spirals: decision boundaries",
-            "Four optimizers draw the line between two noisy spirals: Adam without decay, AdamW, "
-            "and AdamO with the paper's radial SGD and with the defaults. Each picture gives the "
-            "norm of the weights; the paper says that AdamO's are smaller and its boundaries "
-            "smoother.",
+            "Adam and AdamO without decay, AdamW and AdamO with it draw the line between two noisy "
+            "spirals. Each picture gives the norm of the weights; the paper says that AdamO's are "
+            "smaller and its boundaries smoother. No norm layer, so AngularAdamW would be AdamW.",
         ),
     },
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from .derived import value
 from .groups import Group, Line, own_runs, show
-from .optimizers import REGISTRY, row_of
+from .optimizers import REGISTRY
 from .studies import Metric
 from .tables import Cell, Row, Table, columns_of, heading, number
 from .verdicts import Summary
@@ -132,7 +132,7 @@ def grid(group: Group, optimizer: str, seed: int | None = None) -> Grid | None:
     lines = {place(x.hyper, axes): x for x in group.lines if x.optimizer == optimizer}
     if not lines:
         return None
-    own = (c for c in own_runs(study.name) if row_of(c.optimizer, c.hyper) == optimizer)
+    own = (c for c in own_runs(study.name) if c.optimizer == optimizer)
     wanted = {place(c.hyper, axes) for c in own}
     rows, columns = (sorted({at[k] for at in wanted}) for k in (0, 1))
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from .derived import value
 from .errors import LabError
-from .optimizers import REGISTRY, Entry, row_of
+from .optimizers import REGISTRY, Entry
 from .records import FINISHED, Record, RunConfig, canonical
 from .studies import STUDIES, Request, Study
 from .tasks import TASKS
@@ -250,12 +250,9 @@ def lines(records: list[Record], study: Study | None) -> list[Line]:
     """Rows in the study's order; the label names the hyper-parameters that tell rows apart."""
     rows: dict[tuple[str, str], list[Record]] = {}
     for r in sorted(records, key=lambda r: r.config.seed):
-        row = row_of(r.config.optimizer, r.config.hyper)
-        rows.setdefault((row, canonical(dict(r.config.hyper))), []).append(r)
+        rows.setdefault((r.config.optimizer, canonical(dict(r.config.hyper))), []).append(r)
     order = [*(study.optimizers if study else ()), *REGISTRY]
     entries = entries_of(name for name, _ in rows)
-    for name, label in (study.labels if study else {}).items():
-        entries[name] = replace(entries[name], label=label)
     made = []
     for (name, _), runs in rows.items():
         hyper = runs[0].config.hyper

@@ -29,7 +29,7 @@ class Entry:
     label: str
     colour: str  # of the Okabe-Ito palette, which colour-blind readers can tell apart
     line: str  # a matplotlib line style
-    kind: str  # "adam", "adamw", "adamp", "adamo" or "sgd"
+    kind: str  # "adam", "adamw", "adamp", "sgd", "adamo" or "angular"
     rules: str = "model"  # AdamO: "model" finds scale-invariant weights, "shape" does not look
 
 
@@ -38,26 +38,11 @@ REGISTRY: dict[str, Entry] = {
     "adamw": Entry("AdamW", "#0072B2", "--", "adamw"),
     "adamw_tuned": Entry("AdamW, tuned", "#0072B2", "-", "adamw"),
     "adamw_best": Entry("AdamW, best trial", "#0072B2", "-.", "adamw"),
-    "adamw_matrices": Entry("AdamW, no decay of vectors", "#56B4E9", "--", "adamw"),
-    "adamw_decay2": Entry("AdamW, decay × 2", "#56B4E9", "-.", "adamw"),
-    "adamw_decay4": Entry("AdamW, decay × 4", "#56B4E9", "-", "adamw"),
     "adamp": Entry("AdamP", "#009E73", "-.", "adamp"),
-    "adamp_best": Entry("AdamP, best trial", "#009E73", "-", "adamp"),
     "sgd": Entry("SGD", "#000000", ":", "sgd"),
+    "angular": Entry("AngularAdamW", "#CC79A7", "-", "angular"),
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
-    "adamo_plain": Entry("AdamO, no example batch", "#CC79A7", "--", "adamo", "shape"),
-    "adamo_first": Entry("AdamO, first defaults", "#E69F00", "--", "adamo"),
-    "adamo_best": Entry("AdamO, best trial", "#D55E00", "-.", "adamo"),
-    "adamo_constant": Entry("AdamO, no curvature", "#CC79A7", "-", "adamo"),
-    "adamo_vectors": Entry("AdamO, decay of vectors", "#009E73", "--", "adamo"),
-    "adamo_rule": Entry("AdamO, by the first rule", "#D55E00", "--", "adamo"),
-    "adamo_half": Entry("AdamO, norm × 0.5", "#E69F00", "--", "adamo"),
-    "adamo_equal": Entry("AdamO, norm × 1", "#999999", "-", "adamo"),
-    "adamo_double": Entry("AdamO, norm × 2", "#CC79A7", "-.", "adamo"),
-    "adamo_fast": Entry("AdamO, norm × 4", "#D55E00", "-", "adamo"),
-    "adamo_sgd": Entry("AdamO, radial SGD", "#000000", "-", "adamo"),
-    "adamo_no_decay": Entry("AdamO, radial SGD, no decay", "#E69F00", "--", "adamo"),
-    "adamo_angular": Entry("AdamO, radial SGD, angular", "#CC79A7", "-", "adamo"),
+    "adamo_no_decay": Entry("AdamO, no decay", "#E69F00", "--", "adamo"),
     "adamo_paper": Entry("AdamO (paper)", "#E69F00", "-", "adamo", "shape"),
     "adamo_isotropic": Entry("AdamO-Isotropic", "#CC79A7", "--", "adamo", "shape"),
     "adamo_no_projection": Entry("AdamO w/o Projection", "#999999", "-", "adamo", "shape"),
@@ -65,50 +50,17 @@ REGISTRY: dict[str, Entry] = {
     "adamo_no_curvature": Entry("AdamO w/o Curvature", "#999999", "-.", "adamo", "shape"),
 }
 
-# The form of AdamO's step where the settings of a record do not say it: the paper's.
-FORM = {
-    "radial": "sgd",
-    "tangential": "additive",
-    "angular_rms": None,
-    "second_moment": "entry",
-    "low_dim_decay": 0.0,
-}
-
-# That form with numbers that are safe to start from: AdamO.radial_sgd. A test compares.
-RADIAL_SGD = {
+# AdamO's defaults, spelled out: a record must not change its meaning when they do. A test compares.
+ADAMO = {
     "weight_decay": 1e-3,
     "radial_lr_ratio": 100.0,
     "curvature_target": "auto",
-    "tangential": "additive",
     "decay_lr": "radial",
     "guard": True,
 }
 
-# AdamO's defaults, spelled out: a record must not change its meaning when they do. A test compares.
-# Below, lr and weight_decay are AdamW's.
-OURS = {
-    "radial": "adam",
-    "radial_lr_ratio": 2.0,
-    "curvature_target": "auto",
-    "tangential": "auto",
-    "angular_rms": 0.015,
-    "second_moment": "auto",
-    "low_dim_decay": None,
-    "decay_lr": "radial",
-    "guard": True,
-}
-
-# Its first defaults: the norm at half speed, one and a half times AdamW's decay, and none of
-# vectors. Studies that ran with them keep them, and their runs are recorded as "adamo".
-FIRST = {
-    "radial": "adam",
-    "radial_lr_ratio": 0.5,
-    "curvature_target": "auto",
-    "tangential": "auto",
-    "angular_rms": 0.015,
-    "decay_lr": "radial",
-    "guard": True,
-}
+# So AngularAdamW's; its lr and weight_decay are AdamW's of the task.
+ANGULAR = {"angular_rms": 0.015, "max_angle": 0.05}
 
 # --- CIFAR-100: section 3.1 of the paper. τ_target is printed nowhere; 1 makes Eq. 6 read η_ρ/√τ.
 # "late" takes effect when the protocol switches projection on (epoch 200 of 300).
@@ -124,16 +76,13 @@ CIFAR100: dict[str, Hyper] = {
     "adam": {"lr": 8e-4},
     "adamw": {"lr": 8e-4, "weight_decay": 0.01},
     "adamw_tuned": {"lr": 8e-4, "weight_decay": 0.5},
-    # the best of its trials in the study tuning-cifar100
+    # the best of its first trials in the study tuning-cifar100
     "adamw_best": {"lr": 8e-4, "weight_decay": 0.5, "decay_vectors": False, "swa_lr": 3e-4},
     "adamp": {"lr": 8e-4, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "swa_lr": 0.0125},
-    "adamo": {**OURS, "lr": 8e-4, "weight_decay": 0.5, "swa_lr": 2e-4},
-    "adamo_first": {**FIRST, "lr": 8e-4, "weight_decay": 0.75, "swa_lr": 3e-4},
-    "adamo_rule": {**FIRST, "lr": 8e-4, "weight_decay": 0.75},  # from adamw_tuned
-    "adamo_sgd": {**RADIAL_SGD, "lr": 8e-4},
-    "adamo_no_decay": {**RADIAL_SGD, "lr": 8e-4, "weight_decay": 0.0},
-    "adamo_angular": {**RADIAL_SGD, "lr": 8e-4, "tangential": "angular"},
+    "angular": {**ANGULAR, "lr": 8e-4, "weight_decay": 0.01},
+    "adamo": {**ADAMO, "lr": 8e-4},
+    "adamo_no_decay": {**ADAMO, "lr": 8e-4, "weight_decay": 0.0},
     "adamo_paper": {**PAPER, "late": LATE},
     "adamo_isotropic": {**PAPER, "late": LATE, "decay_lr": "tangential"},
     "adamo_no_projection": {**PAPER},
@@ -148,12 +97,9 @@ GROKKING: dict[str, Hyper] = {
     "adamw": {"lr": 1e-3, "weight_decay": 1.0},
     "adamp": {"lr": 1e-3, "weight_decay": 1.0, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "adamo": {**OURS, "lr": 1e-3, "weight_decay": 1.0},
-    "adamo_first": {**FIRST, "lr": 1e-3, "weight_decay": 1.5},
-    "adamo_vectors": {**FIRST, "lr": 1e-3, "weight_decay": 1.5, "low_dim_decay": 1.0},
-    "adamo_sgd": {**RADIAL_SGD, "lr": 1e-3},
-    "adamo_no_decay": {**RADIAL_SGD, "lr": 1e-3, "weight_decay": 0.0},
-    "adamo_angular": {**RADIAL_SGD, "lr": 1e-3, "tangential": "angular"},
+    "angular": {**ANGULAR, "lr": 1e-3, "weight_decay": 1.0},
+    "adamo": {**ADAMO, "lr": 1e-3},
+    "adamo_no_decay": {**ADAMO, "lr": 1e-3, "weight_decay": 0.0},
     "adamo_paper": {
         "lr": 1e-3,
         "radial_lr": 1e-3,
@@ -161,10 +107,10 @@ GROKKING: dict[str, Hyper] = {
         "curvature_target": 1.0,
         "guard": False,
     },
-    "adamo_isotropic": {**RADIAL_SGD, "lr": 1e-3, "weight_decay": 1.0, "decay_lr": "tangential"},
-    "adamo_no_projection": {**RADIAL_SGD, "lr": 1e-3},
-    "adamo_no_dimension": {**RADIAL_SGD, "lr": 1e-3, "low_dim": None},
-    "adamo_no_curvature": {**RADIAL_SGD, "lr": 1e-3, "curvature_target": None},
+    "adamo_isotropic": {**ADAMO, "lr": 1e-3, "weight_decay": 1.0, "decay_lr": "tangential"},
+    "adamo_no_projection": {**ADAMO, "lr": 1e-3},
+    "adamo_no_dimension": {**ADAMO, "lr": 1e-3, "low_dim": None},
+    "adamo_no_curvature": {**ADAMO, "lr": 1e-3, "curvature_target": None},
 }
 
 SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
@@ -172,17 +118,14 @@ SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
     "adamw": {"lr": 1e-3, "weight_decay": 0.1},
     "adamp": {"lr": 1e-3, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "adamo": {**OURS, "lr": 1e-3, "weight_decay": 0.1},
-    "adamo_plain": {**OURS, "lr": 1e-3, "weight_decay": 0.1},
-    "adamo_first": {**FIRST, "lr": 1e-3, "weight_decay": 0.15},
-    "adamo_sgd": {**RADIAL_SGD, "lr": 1e-3},
-    "adamo_no_decay": {**RADIAL_SGD, "lr": 1e-3, "weight_decay": 0.0},
-    "adamo_angular": {**RADIAL_SGD, "lr": 1e-3, "tangential": "angular"},
+    "angular": {**ANGULAR, "lr": 1e-3, "weight_decay": 0.1},
+    "adamo": {**ADAMO, "lr": 1e-3},
+    "adamo_no_decay": {**ADAMO, "lr": 1e-3, "weight_decay": 0.0},
     "adamo_paper": {**PAPER, "late": LATE},
-    "adamo_isotropic": {**RADIAL_SGD, "lr": 1e-3, "decay_lr": "tangential"},
-    "adamo_no_projection": {**RADIAL_SGD, "lr": 1e-3},
-    "adamo_no_dimension": {**RADIAL_SGD, "lr": 1e-3, "low_dim": None},
-    "adamo_no_curvature": {**RADIAL_SGD, "lr": 1e-3, "curvature_target": None},
+    "adamo_isotropic": {**ADAMO, "lr": 1e-3, "decay_lr": "tangential"},
+    "adamo_no_projection": {**ADAMO, "lr": 1e-3},
+    "adamo_no_dimension": {**ADAMO, "lr": 1e-3, "low_dim": None},
+    "adamo_no_curvature": {**ADAMO, "lr": 1e-3, "curvature_target": None},
 }
 
 TOY2D: dict[str, Hyper] = {
@@ -210,18 +153,6 @@ SETTINGS: dict[str, dict[str, Hyper]] = {
 OWN = ("late", "swa_lr")
 DECAY_VECTORS = "decay_vectors"
 WHOLE = ("low_dim",)  # a number of entries
-
-
-def row_of(name: str, hyper: Mapping[str, Any]) -> str:
-    """The row of a run: AdamO with its first defaults, else the one that it names."""
-    rates = ("lr", "weight_decay", "swa_lr")
-    is_first = {k: v for k, v in hyper.items() if k not in rates} == FIRST
-    return "adamo_first" if name == "adamo" and is_first else name
-
-
-def recorded_as(row: str, hyper: Mapping[str, Any]) -> str:
-    """The other way: what a run of that row is called in its config."""
-    return "adamo" if row_of("adamo", hyper) == row else row
 
 
 def entry(name: str) -> Entry:
@@ -262,7 +193,7 @@ def build(
     arguments = {k: v for k, v in hyper.items() if k not in OWN}
     if graph:
         arguments["lr"] = torch.tensor(float(hyper["lr"]), device=device)
-    make = {"adam": adam, "adamw": adamw, "adamp": adamp, "sgd": sgd, "adamo": adamo}[what.kind]
+    make = MAKERS[what.kind]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -327,7 +258,26 @@ def adamo(
         groups = param_groups(model, example, low_dim=arguments.get("low_dim", "auto"))
     else:
         groups = model.named_parameters()
-    return AdamO(groups, capturable=graph, **{**FORM, **arguments})
+    return AdamO(groups, capturable=graph, **arguments)
+
+
+def angular(
+    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
+) -> torch.optim.Optimizer:
+    """AngularAdamW; without an example batch, or without norm layers, it is AdamW."""
+    from adamo_optim import AngularAdamW, param_groups
+
+    return AngularAdamW(param_groups(model, example), capturable=graph, **arguments)
+
+
+MAKERS = {
+    "adam": adam,
+    "adamw": adamw,
+    "adamp": adamp,
+    "sgd": sgd,
+    "adamo": adamo,
+    "angular": angular,
+}
 
 
 def check_own(name: str, hyper: Mapping[str, Any]) -> None:
@@ -347,7 +297,7 @@ def legal_arguments(name: str) -> set[str]:
     """The hyper-parameters that an optimizer takes."""
     import torch
 
-    from adamo_optim import AdamO
+    from adamo_optim import AdamO, AngularAdamW
 
     from .adamp import AdamP
 
@@ -357,6 +307,7 @@ def legal_arguments(name: str) -> set[str]:
         "adamp": AdamP,
         "sgd": torch.optim.SGD,
         "adamo": AdamO,
+        "angular": AngularAdamW,
     }
     kind = entry(name).kind
     legal = {*inspect.signature(classes[kind].__init__).parameters} - {"self", "params"} | {*OWN}

@@ -22,7 +22,7 @@ from rich.progress import (
 from .engines import FAILED, KNOWN, STOPPED, Outcome
 from .errors import LabError
 from .groups import differs, show
-from .optimizers import REGISTRY, row_of
+from .optimizers import REGISTRY
 from .records import Row, RunConfig
 
 SHOWN = ("train_loss", "test_accuracy", "valid_accuracy", "valid_loss")
@@ -174,8 +174,7 @@ def titles(configs: Iterable[RunConfig]) -> dict[str, str]:
     """By id: task and optimizer, what tells its runs apart, and the seed."""
     alike: dict[tuple[str, str], list[RunConfig]] = {}
     for config in configs:
-        row = row_of(config.optimizer, config.hyper)
-        alike.setdefault((config.task, row), []).append(config)
+        alike.setdefault((config.task, config.optimizer), []).append(config)
     made = {}
     for (task, optimizer), same in alike.items():
         label = REGISTRY[optimizer].label if optimizer in REGISTRY else optimizer

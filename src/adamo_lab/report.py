@@ -24,7 +24,6 @@ from .errors import LabError
 from .figures import Drawing
 from .grids import grid_table, grids
 from .groups import YOURS, Group, by_study, expected_options, label_of, show
-from .optimizers import row_of
 from .records import FAILED, Record, load_all, write_atomically
 from .studies import STUDIES, Claim, Study
 from .tables import Table
@@ -318,7 +317,7 @@ def warnings_of(records: Sequence[Record]) -> list[tuple[str, int, list[str], li
         (
             said,
             len(runs),
-            sorted({row_of(r.config.optimizer, r.config.hyper) for r in runs}),
+            sorted({r.config.optimizer for r in runs}),
             sorted({str(r.environment.get("commit")) for r in runs}),
         )
         for said, runs in sorted(seen.items())

@@ -41,6 +41,7 @@ LOGGED = (
     "tau",
     "radial_share_gradient",
     "radial_share_update",
+    "at_max_angle",
 )
 SWA_LR = 1e-4  # the paper's
 NORMS = "norms"  # what "watch" may also be told to look at
@@ -230,7 +231,7 @@ class Run:
         return {name: p for name, p in self.model.named_parameters() if p.dim() > 1}
 
     def observe(self) -> dict[str, dict[str, Any]]:
-        """Norms of all weights, how far a step turns them, and what AdamO says about its last."""
+        """Norms of all weights, how far a step turns them, and what the optimizer says itself."""
         named = self.matrices()
         norms = [torch.linalg.vector_norm(p.detach()) for p in named.values()]
         columns = zip(named, norms, self.angles, strict=True)
@@ -238,11 +239,9 @@ class Run:
             name: {"index": i, "norm": norm, "angle": angle}
             for i, (name, norm, angle) in enumerate(columns)
         }
-        if hasattr(self.optimizer, "diagnostics"):
-            names = {id(p): name for name, p in named.items()}
-            for key, values in diagnostics_by_id(self.optimizer).items():
-                if key in names:
-                    seen[names[key]] |= values
+        for name, values in told_by(self.optimizer).items():
+            if name in seen:
+                seen[name] |= values
         if self.norms:
             for name, values in self.norms.of_each().items():
                 seen[name] |= values
@@ -467,17 +466,16 @@ def angle(a: Tensor, b: Tensor) -> Tensor:
     return 2 * ((x - y).norm() / 2).clamp(max=1).asin()
 
 
-def diagnostics_by_id(optimizer: Any) -> dict[int, dict[str, Any]]:
-    """AdamO's diagnostics by the identity of the parameter, guard flags gathered."""
-    values = optimizer.diagnostics()
-    parameters = {name: p for p, name, *_ in optimizer._parameters()}
-    return {  # of those that had a gradient
-        id(parameters[name]): {
-            **{key: seen[key] for key in LOGGED if key in seen},
-            "guard": {k[len("guard_") :]: v for k, v in seen.items() if k.startswith("guard_")},
-        }
-        for name, seen in values.items()
-    }
+def told_by(optimizer: Any) -> dict[str, dict[str, Any]]:
+    """The diagnostics of AdamO or AngularAdamW by parameter, guard flags gathered."""
+    if not hasattr(optimizer, "diagnostics"):
+        return {}
+    told = {}
+    for name, seen in optimizer.diagnostics().items():  # of those that had a gradient
+        flags = {k.removeprefix("guard_"): v for k, v in seen.items() if k.startswith("guard_")}
+        told[name] = {key: seen[key] for key in LOGGED if key in seen}
+        told[name] |= {"guard": flags} if flags else {}
+    return told
 
 
 def rounded(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Step time, memory and training speed of AdamO against torch's AdamW, in one command.
+"""Step time, memory and training speed of our optimizers against torch's AdamW, in one command.
 
     adamo-lab bench --device cuda --networks resnet18 gpt-124m
 
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from adamo_optim import AdamO
+from adamo_optim import AdamO, AngularAdamW
 
 from .. import environment
 from ..errors import writing
@@ -45,17 +45,17 @@ class Contender(NamedTuple):
     make: Callable[[Groups], torch.optim.Optimizer]
     bytes: int | None = None  # that a step must move per float32 parameter
     small_only: bool = False  # too slow for the large networks
-    convolutions_only: bool = False  # the same as AdamO without them
+    convolutions_only: bool = False  # the same as AdamW without them
 
 
 def contenders() -> dict[str, Contender]:
     adamw = torch.optim.AdamW
     made = {
+        "AngularAdamW": Contender(lambda gs: AngularAdamW(turning(gs)), convolutions_only=True),
         "AdamO": Contender(lambda gs: AdamO(gs), 56),
         "AdamO bfloat16 g⁻": Contender(lambda gs: AdamO(gs, previous_gradient="bfloat16"), 52),
         "AdamO sampled g⁻": Contender(lambda gs: AdamO(gs, previous_gradient="sampled"), 48),
         "AdamO no curvature": Contender(lambda gs: AdamO(gs, curvature_target=None), 48),
-        "AdamO norms kept": Contender(lambda gs: AdamO(norms_kept(gs)), convolutions_only=True),
         "AdamO foreach": Contender(lambda gs: AdamO(gs, foreach=True), small_only=True),
         "AdamO for-loop": Contender(lambda gs: AdamO(gs, foreach=False), small_only=True),
         "AdamW foreach": Contender(lambda gs: adamw(gs, foreach=True)),
@@ -85,8 +85,8 @@ def suited(params: Parameters) -> dict[str, Contender]:
     }
 
 
-def norms_kept(groups: Groups) -> Groups:
-    """Convolutions turn and keep their norm: the rule of those before BatchNorm."""
+def turning(groups: Groups) -> Groups:
+    """Convolutions turn, as those before BatchNorm do."""
     made: Groups = []
     for group in groups:
         convolutions = [p for p in group["params"] if p.dim() == 4]

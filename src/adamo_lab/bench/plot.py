@@ -12,7 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-OURS, THEIRS = "#0072B2", "#999999"  # Okabe and Ito's blue, for AdamO, and grey
+OURS, THEIRS = "#0072B2", "#999999"  # Okabe and Ito's blue, for ours, and grey
 LONGEST = 5.0  # longer bars are cut off; their numbers stand beside them
 
 
@@ -27,7 +27,7 @@ def draw(path: Path) -> Path:
         rows = found["optimizers"]
         names = list(rows)[::-1]
         ratios = [rows[name].get("device_ratio", rows[name]["ratio"]) for name in names]
-        colors = [OURS if name.startswith("AdamO") else THEIRS for name in names]
+        colors = [OURS if name.startswith(("AdamO", "AngularAdamW")) else THEIRS for name in names]
         bars = axis.barh(names, [min(r, LONGEST) for r in ratios], color=colors)
         labels = [f"{r:.2f}×" if r < LONGEST else f"▸ {r:.0f}×" for r in ratios]
         axis.bar_label(bars, labels, padding=2, fontsize=8)

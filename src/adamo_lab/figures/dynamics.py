@@ -33,9 +33,8 @@ GUARDS = {  # part: what it does, a marker
     "factor": ("radial factor bounded", "^"),
     "decay": ("decay skipped", "v"),
     "update": ("update bounded", "D"),
-    "turn": ("turn bounded", "o"),
     "noise": ("gradient at rounding level", "."),
-    "nonfinite": ("gradient not finite", "x"),
+    "skipped": ("gradient not finite", "x"),
 }
 GUARD_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#6b6b6b", "#000000")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..optimizers import recorded_as, settings
+from ..optimizers import settings
 from ..records import RunConfig
 from ..tasks import all_options
 
@@ -62,7 +62,6 @@ class Study:
     runs: Callable[[Request], list[RunConfig]]
     metrics: tuple[Metric, ...]
     optimizers: tuple[str, ...]  # the order of the rows
-    labels: Mapping[str, str] = field(default_factory=dict)  # of rows that mean something else here
     paper: Mapping[str, Mapping[str, tuple[float, float | None]]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     seeds: int = 3
@@ -99,7 +98,7 @@ def run_with(
         options["holdout"] = HELD_OUT_OF_MADE_UP
     return RunConfig(
         task=task,
-        optimizer=recorded_as(optimizer, hyper),
+        optimizer=optimizer,
         seed=seed,
         epochs=max(1, round(epochs * request.scale)),
         hyper=hyper,

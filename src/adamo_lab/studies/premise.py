@@ -11,7 +11,7 @@ from .base import Claim, Metric, Request, Study, run
 RADIAL_SHARE = Metric(
     "radial_share", "radial share", percent=True, higher_is_better=False, digits=3
 )
-ROWS = ("adam", "adamw", "adamo_paper", "adamo_sgd", "adamo_first", "adamo")
+ROWS = ("adam", "adamw", "adamo_paper", "adamo")
 DESTROYED = {("grokking", "adamo_paper")}  # has no norms to speak of: Table 2
 TASKS = {  # its length, and how it reads in a title and a claim
     "digits": (40, "handwritten digits", "digits"),
@@ -32,7 +32,7 @@ def runs(task: str, request: Request) -> list[RunConfig]:
 
 def premise(task: str) -> Study:
     _, title, where = TASKS[task]
-    papers = "adamo_sgd" if (task, "adamo_paper") in DESTROYED else "adamo_paper"
+    papers = "adamo" if (task, "adamo_paper") in DESTROYED else "adamo_paper"
     return Study(
         name=f"premise-{task}",
         title=f"The premise, on {title}",
