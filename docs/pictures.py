@@ -18,24 +18,22 @@ from pathlib import Path
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 from tables import commit_of, settled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adamo_lab.figures.dynamics import first_run, side_by_side
 from adamo_lab.figures.look import DPI, INK, WIDTH, canvas, log_axis, style
 from adamo_lab.grids import grids
 from adamo_lab.groups import Line, differs, show
-from adamo_lab.optimizers import REGISTRY, SETTINGS
+from adamo_lab.optimizers import REGISTRY
 from adamo_lab.records import Record
-from adamo_lab.tasks.cifar100 import FULL, LATE, ResNet18
-from adamo_optim import AdamO, param_groups
+from adamo_lab.tasks.cifar100 import FULL
+from adamo_optim import AdamO, AngularAdamW, param_groups
 
 ROOT = Path(__file__).parents[1]
 RADIAL, TANGENTIAL = "#009E73", "#CC79A7"
-ADAMW, ADAMO = REGISTRY["adamw"].colour, REGISTRY["adamo"].colour
+ADAMW, ADAMO, ANGULAR = (REGISTRY[name].colour for name in ("adamw", "adamo", "angular"))
 
 
 # --- the method
@@ -91,7 +89,7 @@ def trajectory() -> Figure:
     options = {"radial_lr_ratio": 1.0, "curvature_target": None}
     makers: list[tuple[str, str, Callable[[Tensor], torch.optim.Optimizer]]] = [
         ("AdamW", ADAMW, lambda w: torch.optim.AdamW([w], lr=0.05, weight_decay=0.01)),
-        ("AdamO with radial SGD", ADAMO, lambda w: AdamO.radial_sgd([w], lr=0.05, **options)),
+        ("AdamO", ADAMO, lambda w: AdamO([w], lr=0.05, **options)),
     ]
     for label, colour, make in makers:
         w = start.clone()[None].requires_grad_()  # [1, 2]: a matrix, so that it has a norm to AdamO
@@ -144,7 +142,7 @@ def guarded_run(guarded: bool, steps: int = 300, p: int = 23, width: int = 32) -
     pairs = torch.cartesian_prod(numbers, numbers)[torch.randperm(p * p)[: int(0.3 * p * p)]]
     parameters = nn.ModuleList([embedding, hidden, head]).parameters()
     options = {"radial_lr": 1e-3, "weight_decay": 1.0, "curvature_target": 1.0, "guard": guarded}
-    optimizer = AdamO.radial_sgd(parameters, lr=1e-3, **options)
+    optimizer = AdamO(parameters, lr=1e-3, **options)
     norms = []
     for _ in range(steps):
         norms.append(embedding.weight.detach().norm().item())
@@ -218,11 +216,11 @@ def smooth(values: list[float], width: int = 10) -> list[float]:
 
 
 def migration() -> Figure:
-    """A run that changes from AdamW to AdamO in the middle, and one that does not."""
+    """A run that changes from AdamW to AngularAdamW in the middle, and one that does not."""
     figure, (axes,) = canvas(height=3.0)
     for change, label, colour in (
         (None, "AdamW throughout", ADAMW),
-        (200, "from_adamw at step 200", ADAMO),
+        (200, "AngularAdamW from step 200 on", ANGULAR),
     ):
         axes.plot(smooth(migrating_run(change)), color=colour, label=label)
     axes.axvline(200, color="#999999", linewidth=0.8, linestyle=":")
@@ -241,7 +239,9 @@ def migrating_run(change: int | None, steps: int = 400) -> list[float]:
     losses = []
     for step in range(steps):
         if step == change:
-            optimizer = AdamO.from_adamw(optimizer)
+            state, groups = optimizer.state_dict(), param_groups(model, torch.randn(32, 8))
+            optimizer = AngularAdamW(groups)
+            optimizer.load_state_dict(state)
         y = torch.randint(0, 4, (64,))
         loss = F.cross_entropy(model(centres[y] + torch.randn(64, 8)), y)
         optimizer.zero_grad()
@@ -256,12 +256,11 @@ def migrating_run(change: int | None, steps: int = 400) -> list[float]:
 FAMILIES = {  # in a picture of all rows of Table 1; the last one lends its colour
     "Adam, AdamW": ("adam", "adamw_tuned", "adamw_best", "adamw"),
     "AdamP": ("adamp",),
+    "AdamO": ("adamo",),
     "the paper's AdamO, its ablations": (
         *("adamo_isotropic", "adamo_no_projection", "adamo_no_dimension"),
         *("adamo_no_curvature", "adamo_paper"),
     ),
-    "AdamO": ("adamo_best", "adamo_rule", "adamo_double", "adamo"),
-    "AdamO, radial SGD": ("adamo_angular", "adamo_sgd"),
 }
 COLOURS = {title: REGISTRY[names[-1]].colour for title, names in FAMILIES.items()}
 
@@ -279,8 +278,7 @@ def about(lines: list[Line]) -> str:
 def language() -> Figure:
     """Validation loss of the character model: means, and the range over the seeds."""
     (group,) = [g for g in settled("language") if g.full and g.options["corpus"] == "shakespeare"]
-    shown = {name: SETTINGS["language"][name] for name in ("adamw", "adamo_sgd", "adamo_first")}
-    chosen = [x for x in group.lines if x.hyper == shown.get(x.optimizer)]
+    chosen = [x for x in group.lines if x.optimizer in ("adamw", "adamo_paper", "adamo")]
     figure, (axes,) = canvas(height=3.3)
     for line in chosen:
         band(axes, line, "valid_loss")
@@ -304,7 +302,7 @@ def band(axes: Axes, line: Line, key: str, factor: float = 1.0) -> None:
 def accuracy() -> Figure:
     """Test accuracy on CIFAR-100 over training, the paper's Figure 3."""
     (group,) = [g for g in settled("table1") if g.full and g.usual]
-    shown = ("adamw", "adamw_tuned", "adamp", "adamo_paper", "adamo_rule")
+    shown = ("adamw", "adamw_tuned", "adamp", "adamo_paper")
     chosen = [line for line in group.lines if line.optimizer in shown]
     figure, (axes,) = canvas(height=4.4)
     for line in chosen:
@@ -317,16 +315,10 @@ def accuracy() -> Figure:
     return figure
 
 
-def on_the_test_set() -> list[Line]:
-    """The rows of Table 1, and on fresh seeds the best trials and the candidates for defaults."""
-    studies = ("table1", "final-cifar100", "defaults-cifar100")
-    found = [group for name in studies for group in settled(name)]
-    return [line for group in found if group.full and group.usual for line in group.lines]
-
-
 def cifar100() -> Figure:
     """Test accuracy of the averaged weights on CIFAR-100: a row a setting, one dot a run."""
-    order = sorted(on_the_test_set(), key=lambda line: statistics.fmean(accuracies(line)))
+    (group,) = [g for g in settled("table1") if g.full and g.usual]
+    order = sorted(group.lines, key=lambda line: statistics.fmean(accuracies(line)))
     figure, (axes,) = canvas(width=1.3 * WIDTH, height=1.0 + 0.42 * len(order))
     for i, line in enumerate(order):
         values = accuracies(line)
@@ -341,67 +333,8 @@ def cifar100() -> Figure:
     return figure
 
 
-NOISE = math.sqrt((1 - 0.9) / (1 + 0.9))  # size of Adam's quotient on pure noise, β₁ = 0.9
-
-
-def turning() -> Figure:
-    """Accuracy on CIFAR-100 over the angle of a step: at the full learning rate, and under SWA."""
-    sizes = {n: p.numel() for n, p in ResNet18(width=64).named_parameters() if p.dim() == 4}
-    tests = [run for line in on_the_test_set() for run in line.runs]
-    trials = [run for g in settled("tuning-cifar100") for x in g.lines for run in x.runs]
-    trials = [run for run in trials if run.config.epochs == FULL]
-    figure, panels = canvas(1, 2, width=1.5 * WIDTH, height=3.6)
-    drawn = set()  # runs that are the same until the SWA phase are one dot
-    for runs, key, is_test in ((trials, "valid_accuracy", False), (tests, "test_accuracy", True)):
-        for run in runs:
-            before = [row[key] for row in run.metrics if key in row and row["epoch"] <= LATE]
-            after = run.result[f"swa_{key}"]
-            colour = COLOURS[family(run)]
-            for axes, epochs, accuracy in (
-                (panels[0], (20, 50), before[-1]),
-                (panels[1], (LATE + 10, FULL), after),
-            ):
-                dot = axes, angle_of(run, sizes, *epochs), 100 * accuracy
-                if dot not in drawn:
-                    face = colour if is_test else "none"
-                    axes.plot(*dot[1:], "o", markersize=6, color=colour, markerfacecolor=face)
-                drawn.add(dot)
-    for axes, title, where in zip(
-        panels,
-        ("accuracy before the SWA phase, %", "accuracy of the averaged weights, %"),
-        ("epochs 20 to 50", "the SWA phase"),
-        strict=True,
-    ):
-        axes.set(title=title, xlabel=f"angle of a step in {where} (rad)")
-        log_axis(axes, "x")
-    handles = [Line2D([], [], color=c, marker="o", linestyle="") for c in COLOURS.values()]
-    hollow = Line2D([], [], color=INK, marker="o", linestyle="", markerfacecolor="none")
-    figure.legend(
-        [*handles, hollow], [*FAMILIES, "held-out images (trials)"],
-        loc="outside lower center", ncols=3,
-    )  # fmt: skip
-    return figure
-
-
 def family(run: Record) -> str:
     return next(title for title, names in FAMILIES.items() if run.config.optimizer in names)
-
-
-def angle_of(run: Record, sizes: dict[str, int], first: int, last: int) -> float:
-    """The mean over these epochs of the median convolution's angle.
-
-    Where a record has none, it is what Adam's quotient would turn if it were pure noise.
-    """
-    found = []
-    for row in run.dynamics:
-        if first < row["epoch"] <= last:
-            lr = min(run.metrics, key=lambda m: abs(m["epoch"] - row["epoch"]))["lr"]
-            weights = row["weights"]
-            found.append(statistics.median(
-                weights[n].get("angle", NOISE * lr * math.sqrt(size) / weights[n]["norm"])
-                for n, size in sizes.items()
-            ))  # fmt: skip
-    return statistics.fmean(found)
 
 
 def row_name(line: Line, lines: list[Line]) -> str:
@@ -415,14 +348,6 @@ def row_name(line: Line, lines: list[Line]) -> str:
 
 def accuracies(line: Line) -> list[float]:
     return [100 * value for value in line.values("swa_test_accuracy") if value is not None]
-
-
-def angles() -> Figure:
-    """How far a step turns every layer of the digits' network, under AdamW and under AdamO."""
-    (group,) = [g for g in settled("fig2") if g.task == "digits"]
-    shown = [line for line in group.lines if line.optimizer in ("adamw", "adamo")]
-    chosen = [(line, run) for line in shown if (run := first_run(line))]
-    return side_by_side(group, chosen, "angle")
 
 
 def speed() -> Figure:
@@ -486,8 +411,6 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "language": language,
     "cifar100": cifar100,
     "accuracy": accuracy,
-    "turning": turning,
-    "angles": angles,
     "sensitivity": partial(sensitivity, "fig4-digits", 90, 100),
     "sensitivity-cifar100": partial(sensitivity, "fig4", 40, 70),
     "speed": speed,

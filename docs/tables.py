@@ -17,14 +17,12 @@ from typing import Any
 
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
 from adamo_lab.groups import Group, Line, by_study, differs, groups
-from adamo_lab.optimizers import OURS as AS_DEFAULT
-from adamo_lab.optimizers import RADIAL_SGD, REGISTRY
+from adamo_lab.optimizers import ADAMO
 from adamo_lab.records import FINISHED, Record, load_all
 from adamo_lab.report import Judged, capitalized, in_brief, title_of
-from adamo_lab.studies import STUDIES, Claim, Study
+from adamo_lab.studies import STUDIES, Study
 from adamo_lab.studies.premise import TASKS
-from adamo_lab.tables import p_value
-from adamo_lab.verdicts import FAILS, HOLDS, OPEN, judge
+from adamo_lab.verdicts import FAILS, HOLDS, OPEN
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,12 +61,6 @@ def study(
     return "".join(
         f"\n**{title_of(group)}**\n\n{text}" for group, text in zip(found, tables, strict=True)
     )
-
-
-def wherever(name: str, columns: Mapping[str, tuple[str, float, int]]) -> str:
-    """A study's table with the runs that it shares with others, whose folders they are in."""
-    (group,) = everything()[name]
-    return group_table(group, columns, STUDIES[name].paper)
 
 
 def group_table(
@@ -111,11 +103,6 @@ def commits_of(runs: Sequence[Record]) -> str:
 
 SHAKESPEARE, WIKITEXT = {"corpus": "shakespeare"}, {"corpus": "wikitext2"}
 TRIAL_LOSS = {"valid_loss": ("validation loss", 1, 3)}
-FINAL_LOSS = {"valid_loss": ("validation loss", 1, 4)}
-
-BEST_TRIALS, LETTER = ("adamw_best", "adamo_best"), ("adamw", "adamo_double")
-SUMS, TEXT = ("grokking_epoch", 1, 0), ("valid_loss", 1, 3)
-VISION = ("swa_test_accuracy", 100, 2)
 
 
 def sensitivity(name: str) -> str:
@@ -153,56 +140,23 @@ def premise() -> str:
     return f"{table(rows)}\nHardware: {devices}. {commits_of(seen)}\n"
 
 
-THREE_TASKS = {  # title: the task, its options, the result and how it reads
-    "modular addition, grokking epoch": ("grokking", {}, SUMS),
-    "characters, validation loss": ("language", SHAKESPEARE, ("valid_loss", 1, 4)),
-    "words, validation loss": ("language", WIKITEXT, ("valid_loss", 1, 4)),
-}
-
-
-def on_three_tasks(kind: str) -> str:
-    """Studies of one kind, the tasks side by side: of every row the seeds that the study has."""
-    cells: dict[str, list[str]] = {name: [] for name in STUDIES[f"{kind}-language"].optimizers}
-    titles, own = [], []
-    for title, (task, options, (key, *reads)) in THREE_TASKS.items():
-        name = f"{kind}-{task}"
-        found = [g for g in everything()[name] if options.items() <= g.options.items()]
-        runs = [run for group in found for line in group.lines for run in line.runs]
-        runs = [run for run in runs if run.config.seed < STUDIES[name].seeds]
-        titles += [title, "n"]
-        for optimizer, row in cells.items():
-            values = [run.result[key] for run in runs if run.config.optimizer == optimizer]
-            row += [spread(values, *reads), str(len(values))] if values else ["–", "–"]
-        own += [run for run in runs if run.config.optimizer != "adamw"]
-    own_labels = STUDIES[f"{kind}-language"].labels
-    labels = {name: own_labels.get(name, REGISTRY[name].label) for name in cells}
-    rows = [["optimizer", *titles], *([labels[o], *row] for o, row in cells.items()
-                                      if {*row} != {"–"})]  # fmt: skip
-    devices = ", ".join(sorted({run.environment["device"] for run in own}))
-    return f"{table(rows)}\nAdamO's runs: {devices}. {commits_of(own)}\n"
-
-
 def facts(line: Line, key: str) -> str:
     return ", ".join(sorted({run.environment[key] for run in line.runs}))
 
 
 ALWAYS = ("lr", "weight_decay")
-LATER = ("second_moment", "low_dim_decay")  # the first defaults differ: always told, if said
 NOTED = ("radial_lr", "radial_lr_ratio", "curvature_target", "swa_lr", "decay_vectors")
-NOTED += ("second_moment", "low_dim", "low_dim_decay", "tangential", "angular_rms")
-NOTED += ("decay_lr", "late")
-PLAIN = {"tangential": "additive"}  # all that models without scale-invariant weights know
+NOTED += ("low_dim", "angular_rms", "max_angle", "decay_lr", "late")
 
 
 def settings(line: Line, group: Group) -> str:
     """Learning rate and decay, what tells rows of one optimizer apart, and what is not usual."""
     same = [other.hyper for other in group.lines if other.optimizer == line.optimizer]
-    usual = AS_DEFAULT if line.hyper.get("radial") == "adam" else RADIAL_SGD
 
     def told(key: str, value: Any) -> bool:
-        if key in (*ALWAYS, *LATER) or differs(key, same):
+        if key in ALWAYS or differs(key, same):
             return True
-        return key in NOTED and value not in (usual.get(key, ...), PLAIN.get(key, ...))
+        return key in NOTED and value != ADAMO.get(key, ...)
 
     keys = [k for k in dict.fromkeys((*ALWAYS, *NOTED, *line.hyper)) if k in line.hyper]
     space = "\N{NO-BREAK SPACE}"
@@ -270,12 +224,6 @@ GROKKING = {
     "test_accuracy": ("test accuracy, %", 100.0, 2),
     "grokking_epoch": ("grokking epoch", 1.0, 0),
 }
-FINAL_VISION = {
-    "swa_test_accuracy": ("SWA, %", 100, 2),
-    "swa_test_loss": ("SWA loss", 1, 3),
-    "test_accuracy": ("last epoch, %", 100, 2),
-    "best_test_accuracy": ("best epoch, %", 100, 2),
-}
 TABLES: dict[str, Callable[[], str]] = {
     "language": lambda: study("language", {"valid_loss": ("validation loss", 1, 3)}),
     "table1": lambda: study(
@@ -304,17 +252,10 @@ TABLES: dict[str, Callable[[], str]] = {
             "valid_accuracy": ("last epoch, %", 100, 2),
         },
     ),
-    "final-cifar100": lambda: study("final-cifar100", FINAL_VISION),
-    "defaults-cifar100": lambda: wherever("defaults-cifar100", FINAL_VISION),
     "tuning-grokking": lambda: study("tuning-grokking", GROKKING),
-    "final-grokking": lambda: study("final-grokking", GROKKING),
     "tuning-language": lambda: study("tuning-language", TRIAL_LOSS, SHAKESPEARE),
     "tuning-wikitext2": lambda: study("tuning-language", TRIAL_LOSS, WIKITEXT),
-    "final-language": lambda: study("final-language", FINAL_LOSS),
-    "final-wikitext2": lambda: study("final-wikitext2", FINAL_LOSS),
     "premise": premise,
-    "speed": lambda: on_three_tasks("speed"),
-    "defaults": lambda: on_three_tasks("defaults"),
     "fig4": lambda: sensitivity("fig4"),
     "fig4-digits": lambda: sensitivity("fig4-digits"),
     "fig4-digits-cosine": lambda: sensitivity("fig4-digits-cosine"),
@@ -402,61 +343,10 @@ def counts() -> str:
     return " ".join(texts) + "\n"
 
 
-# --- AdamW against AdamO
-
-# what is measured: the study, options of its task, AdamW's row and AdamO's, its key, factor, digits
-Pairs = dict[str, tuple[str, dict[str, Any], tuple[str, str], tuple[str, int, int]]]
-KEPT_NUMBERS: Pairs = {
-    "CIFAR-100, ResNet-18: test accuracy, %": (
-        *("defaults-cifar100", {}, ("adamw_best", "adamo_double"), VISION),
-    ),
-    "WikiText-2, words: validation loss": ("defaults-language", WIKITEXT, LETTER, TEXT),
-    "Tiny Shakespeare, characters: validation loss": (
-        *("defaults-language", SHAKESPEARE, LETTER, TEXT),
-    ),
-    "Modular addition: grokking epoch": ("defaults-grokking", {}, LETTER, SUMS),
-}
-TUNED: Pairs = {
-    "CIFAR-100, ResNet-18: test accuracy, %": ("final-cifar100", {}, BEST_TRIALS, VISION),
-    "WikiText-2, words: validation loss": ("final-wikitext2", {}, BEST_TRIALS, TEXT),
-    "Tiny Shakespeare, characters: validation loss": (
-        *("final-language", SHAKESPEARE, ("adamw", "adamo"), TEXT),
-    ),
-    "Modular addition: grokking epoch": ("final-grokking", {}, BEST_TRIALS, SUMS),
-}
-
-
-def against(pairs: Pairs, with_settings: bool = False) -> str:
-    """AdamW and AdamO on fresh seeds, and how sure it is that AdamO is better."""
-    asked = ["AdamW's lr, weight_decay"] if with_settings else []
-    rows = [["task", "AdamW", "AdamO", *asked, "n", "p"]]
-    for title, (name, options, pair, (key, *reads)) in pairs.items():
-        made = everything().get(name, [])
-        group = next(g for g in made if g.full and g.usual and options.items() <= g.options.items())
-        lines = {line.optimizer: line for line in group.lines}
-        theirs, ours = (lines[row].values(key) if row in lines else [] for row in pair)
-        metric = next(m for m in STUDIES[name].metrics if m.key == key)
-        better = Claim("", key, pair[1], ">" if metric.higher_is_better else "<", pair[0])
-        p = judge(better, ours, theirs, metric.higher_is_better).p
-        counts = dict.fromkeys(str(len(values)) for values in (theirs, ours))
-        cells = [spread(values, *reads) if values else "–" for values in (theirs, ours)]
-        if with_settings:
-            cells.append(", ".join(str(lines[pair[0]].hyper[k]) for k in ALWAYS))
-        rows.append([title, *cells, " and ".join(counts), "–" if p is None else p_text(p)])
-    return table(rows)
-
-
-def p_text(p: float) -> str:
-    return "< 0.001" if p < 0.001 else p_value(p).removeprefix("p = ")
-
-
 TABLES |= {
     "claims": claims,
     "claims-ours": own_claims,
     "claims-counts": counts,
-    "kept": lambda: against(KEPT_NUMBERS),
-    "kept-settings": lambda: against(KEPT_NUMBERS, with_settings=True),
-    "tuned": lambda: against(TUNED),
 }
 
 
