@@ -17,11 +17,12 @@ from typing import Any
 
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
 from adamo_lab.groups import Group, Line, by_study, differs, groups
-from adamo_lab.optimizers import ADAMO
+from adamo_lab.optimizers import ADAMO, REGISTRY
 from adamo_lab.records import FINISHED, Record, load_all
 from adamo_lab.report import Judged, capitalized, in_brief, title_of
 from adamo_lab.studies import STUDIES, Study
 from adamo_lab.studies.premise import TASKS
+from adamo_lab.tables import heading, number
 from adamo_lab.verdicts import FAILS, HOLDS, OPEN
 
 ROOT = Path(__file__).parents[1]
@@ -44,17 +45,12 @@ def settled(name: str) -> list[Group]:
     return groups(sorted(records(name), key=lambda r: r.id), STUDIES[name])
 
 
-def study(
-    name: str,
-    columns: Mapping[str, tuple[str, float, int]],
-    options: Mapping[str, Any] | None = None,
-) -> str:
+def study(name: str, columns: Mapping[str, tuple[str, float, int]]) -> str:
     """Mean ± standard deviation of some results, each with the paper's value where it prints any.
 
-    Columns are {result: (title, factor, digits)}. Groups of runs have a table each; with options
-    of the task, those that have them.
+    Columns are {result: (title, factor, digits)}. Groups of runs have a table each.
     """
-    found = [g for g in settled(name) if (options or {}).items() <= g.options.items()]
+    found = settled(name)
     tables = [group_table(group, columns, STUDIES[name].paper) for group in found]
     if len(found) == 1:
         return tables[0]
@@ -101,10 +97,6 @@ def commits_of(runs: Sequence[Record]) -> str:
     return f"{'Commits' if len(commits) > 1 else 'Commit'}: {', '.join(commits)}."
 
 
-SHAKESPEARE, WIKITEXT = {"corpus": "shakespeare"}, {"corpus": "wikitext2"}
-TRIAL_LOSS = {"valid_loss": ("validation loss", 1, 3)}
-
-
 def sensitivity(name: str) -> str:
     """How many settings of a heat map are nearly as good as its best: one share a seed."""
     (group,) = settled(name)
@@ -116,6 +108,24 @@ def sensitivity(name: str) -> str:
             grid.best_setting, *(f"{spread(x, 100, 0)} %" if x else grid.finding for x in shares),
             str(len(shares[0])),
         ])  # fmt: skip
+    return table(rows)
+
+
+def best_trials() -> str:
+    """Of every optimizer's trials on a task, how many there are and the best; all are one run."""
+    rows = [["task", "optimizer", "trials", "measured", "best", "at"]]
+    for name in ("tuning-cifar100", "tuning-grokking", "tuning-language"):
+        metric, where = STUDIES[name].metrics[0], STUDIES[name].title.removeprefix("Tuning on ")
+        for group in everything()[name]:
+            for kind in dict.fromkeys(line.entry.kind for line in group.lines):
+                mine = [line for line in group.lines if line.entry.kind == kind]
+                found = [(v, x) for x in mine for v in x.values(metric.key) if v is not None]
+                choose = max if metric.higher_is_better else min
+                value, line = choose(found, key=lambda pair: pair[0])
+                rows.append([
+                    f"{where}, {title_of(group).lower()}", REGISTRY[kind].label, str(len(mine)),
+                    heading(metric), number(value, metric), settings(line, group),
+                ])  # fmt: skip
     return table(rows)
 
 
@@ -244,17 +254,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "test_accuracy": ("test accuracy, %", 100, 1),
         },
     ),
-    "tuning-cifar100": lambda: study(
-        "tuning-cifar100",
-        {
-            "swa_valid_accuracy": ("SWA, %", 100, 2),
-            "swa_valid_loss": ("SWA loss", 1, 3),
-            "valid_accuracy": ("last epoch, %", 100, 2),
-        },
-    ),
-    "tuning-grokking": lambda: study("tuning-grokking", GROKKING),
-    "tuning-language": lambda: study("tuning-language", TRIAL_LOSS, SHAKESPEARE),
-    "tuning-wikitext2": lambda: study("tuning-language", TRIAL_LOSS, WIKITEXT),
+    "tuning": best_trials,
     "premise": premise,
     "fig4": lambda: sensitivity("fig4"),
     "fig4-digits": lambda: sensitivity("fig4-digits"),
@@ -355,9 +355,9 @@ TABLES |= {
 
 def line_of(name: str, path: str) -> int:
     """Where a function or class begins."""
-    for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+    for at, line in enumerate((ROOT / path).read_text().splitlines(), 1):
         if re.match(rf"\s*(?:def|class) {name}\b", line):
-            return number
+            return at
     raise ValueError(f"{path} has no function or class {name}")
 
 
