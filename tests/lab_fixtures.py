@@ -13,7 +13,7 @@ from adamo_lab.records import FAILED, FINISHED, Record, RunConfig, save
 from adamo_lab.studies import STUDIES, Request
 
 ENVIRONMENT = {
-    "adamo_optim": "0.1.0",
+    "adamo_optim": "0.2.0",
     "torch": "2.11.0",
     "python": "3.11.7",
     "commit": "abc1234",

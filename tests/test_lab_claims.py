@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from adamo_lab import claims, tables
 from adamo_lab.derived import DERIVED, value
 from adamo_lab.grids import GRID_METRICS, grid_table, grid_values, grids
 from adamo_lab.groups import Group, by_study
-from adamo_lab.optimizers import row_of
 from adamo_lab.records import Record, RunConfig
 from adamo_lab.report import in_brief
 from adamo_lab.studies import STUDIES, Request, Study
@@ -25,7 +22,7 @@ WITH_CLAIMS = [study for study in STUDIES.values() if study.claims]
 
 @pytest.mark.parametrize("study", WITH_CLAIMS, ids=lambda study: study.name)
 def test_every_claim_is_about_runs_of_its_study(study: Study) -> None:
-    optimizers = {row_of(c.optimizer, c.hyper) for c in study.runs(Request(seeds=(0,)))}
+    optimizers = {c.optimizer for c in study.runs(Request(seeds=(0,)))}
     for claim in study.claims:
         assert {claim.first, claim.second} <= optimizers, claim.text
         assert claim.metric in {m.key for m in study.metrics}, claim.text
@@ -79,21 +76,13 @@ def test_what_one_side_did_not_measure_decides_nothing() -> None:
     assert claims.decide(claim, group).outcome == OPEN
 
 
-def test_a_study_may_give_a_row_a_label_of_its_own() -> None:
-    labels = []
-    for name in ("defaults-grokking", "final-grokking"):
-        group = by_study(made.study_records(name, rows=5))[0][name][0]
-        labels += [line.entry.label for line in group.lines if line.optimizer == "adamo"]
-    assert labels == ["AdamO, by the first rule", "AdamO"]
-
-
 def test_that_none_got_there_is_measured() -> None:
     """That no run has generalized is an outcome."""
     runs = made.study_records("table2", seeds=(0, 1, 2, 3))
     for run in runs:
         run.result["grokking_epoch"] = None
     (group,) = by_study(runs)[0]["table2"]
-    claim = next(c for c in STUDIES["table2"].claims if c.first == "adamo_first")
+    claim = next(c for c in STUDIES["table2"].claims if c.first == "adamo")
     assert claims.decide(claim, group).outcome == FAILS
     assert [text for _, text, _ in claims.means(claim, group)] == ["never", "never"]
 
@@ -145,7 +134,6 @@ def test_derived_columns_are_of_the_study_that_names_them() -> None:
 GOOD = {  # cells within a point of the best: (row, column) of the five learning rates and values
     "adamw": {(0, 0), (2, 2), (2, 3), (4, 4)},
     "adamo_paper": {(0, 0), (0, 1), (1, 1), (2, 1), (2, 2), (4, 4)},
-    "adamo": {(0, 0), (0, 1), (1, 1), (2, 2), (4, 4)},
 }
 
 
@@ -165,7 +153,7 @@ def heat_maps(seeds: tuple[int, ...]) -> tuple[Group, list[Record]]:
 
 def test_shares_of_a_heat_map() -> None:
     group, _ = heat_maps((0, 1))
-    assert [m.region for m in grids(group)] == [2, 5, 3]
+    assert [m.region for m in grids(group)] == [2, 5]
     assert grid_values(group, "adamw", "near_share") == [4 / 25, 4 / 25]
     assert grid_values(group, "adamo_paper", "near_share") == [6 / 25, 6 / 25]
     assert grid_values(group, "adamw", "region_share") == [2 / 25, 2 / 25]
@@ -183,11 +171,11 @@ def test_exactly_a_point_below_the_best_is_within_a_point() -> None:
 
 def test_runs_on_other_seeds_of_what_was_chosen_are_no_trials() -> None:
     trials = made.study_records("tuning-language", seeds=(0,), rows=3)
-    finals = made.study_records("final-language", seeds=(5, 6), rows=3)
-    words = [run_of(r, corpus="wikitext2") for r in finals]
-    studies, _ = by_study([*trials, *finals, *words])
+    others = made.study_records("language", seeds=(5, 6), rows=3)
+    studies, _ = by_study([*trials, *others])
     assert ids_of(studies["tuning-language"]) == {run.id for run in trials}
-    assert len(studies["final-language"]) == 2
+    assert len(studies["language"]) == 2
+    assert ids_of(studies["language"]) >= {run.id for run in others}
     more = made.study_records("tuning-language", seeds=(0, 1), rows=3)
     studies, _ = by_study(more)
     elsewhere = {run.id for run in more if run.config.seed == 1} & ids_of(studies["language"])
@@ -199,17 +187,12 @@ def test_a_trial_that_another_study_has_too_is_a_trial() -> None:
     trials = made.study_records("tuning-language", seeds=(0,), rows=3)
     for group in by_study(trials)[0]["tuning-language"]:
         assert Counter(run.config.optimizer for run in group.runs) == dict.fromkeys(
-            ("adamw", "adamp", "adamo"), 12
+            ("adamw", "adamp"), 12
         )
 
 
 def ids_of(groups: list[Group]) -> set[str]:
     return {run.id for group in groups for run in group.runs}
-
-
-def run_of(record: Record, **options: Any) -> Record:
-    config = replace(record.config, options={**record.config.options, **options})
-    return made.record(config, rows=3)
 
 
 def test_heat_maps_decide() -> None:
@@ -228,9 +211,9 @@ def test_heat_maps_decide() -> None:
 
 def test_a_seed_without_the_whole_heat_map_does_not_count() -> None:
     _, runs = heat_maps((0, 1))
-    late = next(r for r in runs if r.config.seed == 1 and r.config.optimizer == "adamo")
+    late = next(r for r in runs if r.config.seed == 1 and r.config.optimizer == "adamo_paper")
     (group,) = by_study([r for r in runs if r is not late])[0]["fig4"]
-    assert len(grid_values(group, "adamo", "near_share")) == 1
+    assert len(grid_values(group, "adamo_paper", "near_share")) == 1
     assert len(grid_values(group, "adamw", "near_share")) == 2
 
 
@@ -298,7 +281,7 @@ def test_an_unfinished_map_has_no_share() -> None:
     shown = [cell.text for cell in table.rows[0].cells]
     assert (shown[:2], shown[-1]) == (["25", "2"], "2 of 25 runs so far")
     assert not any(cell.best for cell in table.rows[0].cells)
-    assert "No runs yet: AdamO (paper), AdamO." in table.notes
+    assert "No runs yet: AdamO (paper)." in table.notes
 
 
 def test_a_map_on_which_nothing_survived_is_said_to_be_empty() -> None:
@@ -307,7 +290,7 @@ def test_a_map_on_which_nothing_survived_is_said_to_be_empty() -> None:
         if run.config.optimizer == "adamw":
             run.result["swa_valid_accuracy"] = None
     maps = grids(group)
-    assert [m.line.optimizer for m in maps] == ["adamo_paper", "adamo"]
+    assert [m.line.optimizer for m in maps] == ["adamo_paper"]
     assert "No setting without a run that diverged: AdamW." in grid_table(group, maps).notes
 
 
@@ -324,26 +307,16 @@ def test_means() -> None:
     text = {claim.first: claims.means(claim, group) for claim in STUDIES["table2"].claims
             if claim.metric == "grokking_epoch"}  # fmt: skip
     adamw = ("AdamW", "2500 ± 707 (2 of 3 runs)".replace(" ", "\xa0"), 3)
-    first = ("AdamO, first defaults", "1000 ± 100".replace(" ", "\xa0"), 3)
-    assert text["adamo_first"] == [first, adamw]
+    first = ("AdamO", "1000 ± 100".replace(" ", "\xa0"), 3)
+    assert text["adamo"] == [first, adamw]
     assert text["adamo_paper"] == [("AdamO (paper)", "never", 3), adamw]
 
 
 def test_held_out_images_of_made_up_data_are_fewer() -> None:
     """There are 2,000 of them, and studies of the real ones hold 5,000 out."""
-    for name in ("tuning-cosine", "tuning-cifar100", "fig4"):
+    for name in ("tuning-cifar100", "fig4"):
         real, made_up = (STUDIES[name].runs(Request((0,), synthetic=s)) for s in (False, True))
         assert {run.options["holdout"] for run in real} == {5000}
         assert {run.options["holdout"] for run in made_up} == {500}
         asked = STUDIES[name].runs(Request((0,), synthetic=True, options={"holdout": 100}))
         assert {run.options["holdout"] for run in asked} == {100}
-
-
-def test_plain_digits_has_the_runs_of_the_sensitivity_study() -> None:
-    """AdamW's and AdamO's train once for both."""
-    request = Request((0,))
-    plain, cosine = (STUDIES[name].runs(request) for name in ("plain-digits", "fig4-digits-cosine"))
-    mine = Counter(run.optimizer for run in plain)
-    assert mine == {"adamw": 28, "adamo": 28, "adamo_plain": 28}
-    shared = {run.id for run in plain if run.optimizer != "adamo_plain"}
-    assert shared <= {run.id for run in cosine}

@@ -61,8 +61,8 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
         ("run digits --set lr=true", "lr must be a number, got True"),
         ("run digits -o adamp --set compiled=true", "adamp has no hyper-parameter 'compiled'"),
         ("run digits --set fused=false", "adamw has no hyper-parameter 'fused'"),
-        ("run digits -o adamo_half", "'adamo_half' has no settings of its own on digits"),
-        ("study final-wikitext2 --option corpus=shakespeare", "is about WikiText-2"),
+        ("run digits -o adamw_best", "'adamw_best' has no settings of its own on digits"),
+        ("run digits -o adamo --set radial=sgd", "adamo has no hyper-parameter 'radial'"),
         ("run digits --set lr=NaN", "NaN is not a value that a run can have"),
         ("sweep digits --grid lr=1e-3,Infinity", "Infinity is not a value that a run can have"),
         ("run digits --set lr=1e400", "1e400 is not a value that a run can have"),
@@ -126,23 +126,6 @@ def test_what_has_its_data_runs(tmp_path: Path) -> None:
     assert not (tmp_path / configs[2].id).exists()
 
 
-@pytest.mark.parametrize(
-    ("seeds", "said"),
-    [("0,6", "Seeds 5, 11 in place of 0, 6"), ("2", "Seeds 5, 6 in place of 0, 1"), ("5-6", "")],
-)
-def test_a_study_on_fresh_seeds_says_which(
-    monkeypatch: pytest.MonkeyPatch, seeds: str, said: str
-) -> None:
-    from typer.testing import CliRunner
-
-    from adamo_lab import cli
-
-    monkeypatch.setattr(cli, "train", lambda *_: [])
-    result = CliRunner().invoke(cli.app, ["study", "final-grokking", "--seeds", seeds])
-    assert result.exit_code == 0, result.output
-    assert result.output.startswith(said) if said else not result.output
-
-
 def test_run_then_sweep_then_report(tmp_path: Path) -> None:
     out = ("--out", str(tmp_path))
     first = lab("run", "toy2d", "--epochs", "4", "--seeds", "2", "--engine", "serial", *out)
@@ -151,7 +134,7 @@ def test_run_then_sweep_then_report(tmp_path: Path) -> None:
     second = lab("sweep", "toy2d", "--epochs", "4", *grid, "--engine", "serial", *out)
     assert second.returncode == 0, second.stderr
     found, problems = load_all(tmp_path)
-    assert (len(found), problems) == (8, [])
+    assert (len(found), problems) == (10, [])
     assert {r.config.hyper["lr"] for r in found.values()} == {1e-3, 1e-2}
     page = lab("report", str(tmp_path))
     assert page.returncode == 0, page.stderr
@@ -170,22 +153,13 @@ def test_a_study_is_shortened_and_marked(tmp_path: Path) -> None:
     assert {r.config.optimizer for r in found.values()} == {"adam", "adamo"}
 
 
-@pytest.mark.parametrize(
-    ("command", "recorded"),
-    [
-        ("study premise-digits --scale 0.01", "adamo"),  # the id of the runs of that time
-        ("run digits --epochs 1", "adamo"),
-        ("run digits --epochs 1 --set guard=False", "adamo_first"),
-    ],
-)
-def test_the_first_defaults_are_a_row(tmp_path: Path, command: str, recorded: str) -> None:
-    options = "--synthetic --seeds 1 --engine serial -o adamo_first --out"
-    result = lab(*command.split(), *options.split(), str(tmp_path))
+def test_what_a_user_compares_unless_told_otherwise(tmp_path: Path) -> None:
+    options = "--synthetic --epochs 1 --engine serial --out"
+    result = lab("run", "digits", *options.split(), str(tmp_path))
     assert result.returncode == 0, result.stderr
-    assert "AdamO, first defaults" in result.stdout
-    (record,) = load_all(tmp_path)[0].values()
-    assert record.config.optimizer == recorded
-    assert record.config.hyper["radial_lr_ratio"] == 0.5
+    found = [record.config for record in load_all(tmp_path)[0].values()]
+    assert {c.optimizer for c in found} == {"adamw", "adamo", "angular"}
+    assert "AngularAdamW" in result.stdout
 
 
 def test_made_up_data_are_announced(tmp_path: Path) -> None:

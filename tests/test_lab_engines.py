@@ -436,7 +436,7 @@ def test_a_run_whose_trunk_diverged_is_trained_on_its_own(
 @pytest.mark.skipif(NO_GPU, reason="needs a CUDA device")
 def test_side_by_side_on_a_gpu(tmp_path: Path) -> None:
     """Captured, compiled and interleaved: the same numbers as one after another, to rounding."""
-    names = ("adam", "adamw", "adamp", "sgd", "adamo", "adamo_paper")
+    names = ("adam", "adamw", "adamp", "sgd", "adamo", "adamo_paper", "angular")
     # TF32's rounding, 3e-4, moves SGD's test accuracy by 5 points at its own lr of 0.1, which is
     # too coarse to compare with; at 0.01, and under the others at theirs, by 1 point at most.
     changes = {"sgd": {"lr": 0.01}}

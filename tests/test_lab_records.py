@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from adamo_lab import records
 from adamo_lab.errors import LabError
+from adamo_lab.optimizers import legal_arguments
 from adamo_lab.records import (
     ARRAYS,
     DYNAMICS,
@@ -25,10 +27,13 @@ from adamo_lab.records import (
     RunConfig,
     load,
     load_all,
+    read_document,
     save,
     write_atomically,
 )
+from adamo_lab.studies import STUDIES, Request, Study
 
+RESULTS = Path(__file__).parents[1] / "results"
 CONFIG = RunConfig("digits", "adamw", 0, 3, {"lr": 1e-3}, {"batch": 50})
 
 
@@ -169,3 +174,37 @@ def test_records_and_studies_need_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- the records in results/
+
+
+@cache
+def kept() -> dict[str, RunConfig]:
+    """The config of every record by its id, read without curves and layers."""
+    found = {}
+    for path in sorted(RESULTS.rglob(RUN)):
+        config = RunConfig.from_json(read_document(path)["config"])
+        assert path.parent.name == config.id, path
+        found[config.id] = config
+    return found
+
+
+def test_todays_optimizers_take_the_settings_of_all_records() -> None:
+    for config in kept().values():
+        if config.task != "landscape":
+            assert {*config.hyper} <= legal_arguments(config.optimizer), config.id
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_a_study_finds_its_runs(study: Study) -> None:
+    """Nothing is trained again; the one row without seed 0 was chosen on it."""
+    runs = study.runs(Request(tuple(range(study.seeds))))
+    missing = [(run.optimizer, run.seed) for run in runs if run.id not in kept()]
+    assert missing == ([("adamw_best", 0)] if study.name == "table1" else [])
+
+
+def test_a_landscape_is_of_runs_that_are_there() -> None:
+    (plane,) = [config for config in kept().values() if config.task == "landscape"]
+    runs = STUDIES["fig2"].runs(Request((0,)))
+    assert {*plane.options["runs"]} == {run.id for run in runs} <= {*kept()}

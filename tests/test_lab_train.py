@@ -13,24 +13,13 @@ import pytest
 import torch
 
 from adamo_lab.errors import LabError
-from adamo_lab.optimizers import (
-    FORM,
-    OURS,
-    RADIAL_SGD,
-    SETTINGS,
-    build,
-    legal_arguments,
-    recorded_as,
-    row_of,
-    settings,
-)
+from adamo_lab.optimizers import ADAMO, ANGULAR, SETTINGS, build, legal_arguments, settings
 from adamo_lab.records import Record, RunConfig
-from adamo_lab.studies import STUDIES, Request
 from adamo_lab.tasks import TASKS, all_options
 from adamo_lab.tasks.base import Phase
 from adamo_lab.tasks.grokking import EmbeddingMLP, OneHotMLP, grokking_epoch
 from adamo_lab.train import CHECKPOINT, Run, Stopped, angle, make_task, threads, train
-from adamo_optim import AdamO
+from adamo_optim import AdamO, AngularAdamW
 
 KILLS = 20
 
@@ -188,6 +177,13 @@ def test_dynamics_tell_norms_of_every_optimizer_and_more_of_adamo(tmp_path: Path
     assert rich["0.weight"].keys() >= {"norm", "eta_radial", "tau", "angle", "guard"}
 
 
+def test_dynamics_tell_which_weights_turn(tmp_path: Path) -> None:
+    told = train(config("digits", "angular", 2, width=4), tmp_path).dynamics[-1]["weights"]
+    turning = {name for name, seen in told.items() if "at_max_angle" in seen}
+    assert turning == {name for name in told if name != "6.weight"}  # all but the classifier
+    assert all("guard" not in seen for seen in told.values())
+
+
 @pytest.mark.parametrize("task", ["toy2d", "digits"])  # one step an epoch, and many
 def test_the_angle_of_a_step_is_what_adamo_says(tmp_path: Path, task: str) -> None:
     """Measured from the weights, for every optimizer; AdamO works it out from its sums."""
@@ -251,32 +247,25 @@ def test_label_smoothing_and_late_options_reach_the_optimizer(tmp_path: Path) ->
 # --- settings
 
 
-def test_our_settings_are_adamo_s_own() -> None:
-    weights = [torch.nn.Parameter(torch.ones(2, 2))]
-    for make, ours in ((AdamO, OURS), (AdamO.radial_sgd, RADIAL_SGD), (AdamO.paper, FORM)):
-        defaults = make(weights).defaults
-        assert {name: defaults[name] for name in ours} == ours
+@pytest.mark.parametrize(("make", "ours"), [(AdamO, ADAMO), (AngularAdamW, ANGULAR)])
+def test_our_settings_are_the_class_s_own(make: Any, ours: dict[str, Any]) -> None:
+    defaults = make([torch.nn.Parameter(torch.ones(2, 2))]).defaults
+    assert {name: defaults[name] for name in ours} == ours
 
 
-def test_a_run_with_the_first_defaults_is_recorded_as_adamo_and_has_a_row_of_its_own() -> None:
-    both = [c for c in STUDIES["premise-digits"].runs(Request((0,))) if c.optimizer == "adamo"]
-    assert [row_of(c.optimizer, c.hyper) for c in both] == ["adamo_first", "adamo"]
-    run = both[0]
-    assert recorded_as("adamo_first", run.hyper) == "adamo"
-    assert recorded_as("adamo_first", {**run.hyper, "guard": False}) == "adamo_first"
-    assert recorded_as("adamo", settings("digits", "adamo")) == "adamo"
-    assert recorded_as("adamw", settings("digits", "adamw")) == "adamw"
-    assert row_of(run.optimizer, run.hyper) == "adamo_first"
-    assert row_of("adamo", {**run.hyper, "lr": 1.0, "swa_lr": 0.1}) == "adamo_first"
-    assert row_of("adamo", {**run.hyper, "guard": False}) == "adamo"
-    assert row_of("adamo_half", run.hyper) == "adamo_half"
-    assert row_of("adamo", settings("digits", "adamo")) == "adamo"
+@pytest.mark.parametrize("task", SETTINGS)
+def test_angular_adamw_has_adamw_s_numbers(task: str) -> None:
+    assert SETTINGS[task]["angular"] == {**ANGULAR, **SETTINGS[task]["adamw"]}
 
 
-def test_what_a_record_does_not_say_is_the_paper_s() -> None:
+def test_what_a_record_of_the_paper_does_not_say_is_a_default_of_the_class() -> None:
     model = torch.nn.Linear(4, 2)
     optimizer, _ = build("adamo_paper", {"lr": 1e-3, "guard": False}, model, torch.randn(4, 4))
-    assert {name: optimizer.param_groups[0][name] for name in FORM} == FORM
+    defaults = {**AdamO(model.parameters()).defaults, "lr": 1e-3, "guard": False}
+    given = {"capturable"}
+    assert {k: v for k, v in optimizer.defaults.items() if k not in given} == {
+        k: v for k, v in defaults.items() if k not in given
+    }
 
 
 @pytest.mark.parametrize("task", SETTINGS)

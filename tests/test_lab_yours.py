@@ -88,6 +88,7 @@ def run(
     out: Path, loader: Any = CONSTANT, loss: Any = loss_fn, model: Any = make_model, **changes: Any
 ) -> Comparison:
     known: dict[str, Any] = {"epochs": 2, "report": False, "out": out}
+    known["optimizers"] = ("adamw", "adamo")
     return compare(model, loader, loss, **{**known, **changes})
 
 
@@ -112,8 +113,9 @@ def test_complex_weights_train_under_every_optimizer(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.to(torch.complex64)).abs()
 
-    comparison = run(tmp_path, model=Complex, optimizers=("adam", "adamw", "sgd", "adamo"))
-    assert [r.error for r in comparison.records] == [""] * 4
+    names = ("adam", "adamw", "sgd", "adamo", "angular")
+    comparison = run(tmp_path, model=Complex, optimizers=names)
+    assert [r.error for r in comparison.records] == [""] * 5
 
 
 def test_a_loader_without_randomness_and_equal_first_losses(tmp_path: Path) -> None:
@@ -129,6 +131,17 @@ def test_a_loader_without_randomness_and_equal_first_losses(tmp_path: Path) -> N
     assert rehearsed[0] == rehearsed[1]
     assert steps[0] == steps[2] == steps[4], "weights and dropout are the same"  # two steps a run
     assert steps[1] != steps[3]
+
+
+def test_adamw_adamo_and_angular_adamw_are_compared_unless_told_otherwise(tmp_path: Path) -> None:
+    known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path, "example_batch": X}
+    comparison = compare(make_model, CONSTANT, loss_fn, **known)
+    assert [r.config.optimizer for r in comparison.records] == ["adamw", "adamo", "angular"]
+    assert [r.error for r in comparison.records] == [""] * 3
+    assert "AngularAdamW" in comparison.table()
+    turning = comparison.records[-1].dynamics[-1]["weights"]
+    assert "at_max_angle" in turning["0.weight"]
+    assert "at_max_angle" not in turning["3.weight"]
 
 
 def test_records_results_and_table(tmp_path: Path) -> None:

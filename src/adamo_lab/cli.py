@@ -150,7 +150,6 @@ def study(
     for unknown in (row for row in optimizer if row not in rows):
         raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
     configs = [c for c in configs if not optimizer or c.optimizer in optimizer]
-    tell_seeds(request.seeds, configs)
     setup = make_setup(out, name, data_dir, device, workers, ray_address)
     outcomes = train(configs, setup, engine, tensorboard)
     draw_landscape(chosen, configs, setup, outcomes)
@@ -423,14 +422,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if not seeds or min(seeds) < 0:
         raise LabError(f"--seeds takes a count (3), a list (0,2) or a range (5-9), got {text!r}")
     return seeds
-
-
-def tell_seeds(asked: tuple[int, ...], configs: list[RunConfig]) -> None:
-    """Some studies move the seeds that they are given."""
-    seeds = dict.fromkeys(config.seed for config in configs)
-    if {*seeds} != {*asked}:
-        ran, instead = (", ".join(map(str, numbers)) for numbers in (seeds, asked))
-        print(f"Seeds {ran} in place of {instead}: no trial has run on these.")
 
 
 def pairs(texts: Iterable[str]) -> dict[str, Any]:
