@@ -1,11 +1,10 @@
-"""param_groups: each verdict is held against the definition, by rescaling the weights."""
+"""What param_groups finds: each verdict is held against the definition, by rescaling weights."""
 
 from __future__ import annotations
 
 import collections
 import copy
 import dataclasses
-import doctest
 import random
 import types
 import warnings
@@ -21,9 +20,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adamo_optim import AdamO, scale_invariance
-from adamo_optim.integrations.groups import with_rules
-from adamo_optim.scale_invariance import param_groups
+from adamo_optim import param_groups, scale_invariance
+from adamo_optim.rules import Rule
+from adamo_optim.scale_invariance import (
+    EPS_MATTERS,
+    HARDLY_VARIES,
+    NO_GRADIENT,
+    NOT_FINITE,
+    SCALE_DEPENDENT,
+    SCALE_INVARIANT,
+)
 
 WIDTH = 16
 
@@ -42,8 +48,8 @@ def rules(groups: list[dict[str, Any]]) -> dict[str, str]:
     return {name: group["rule"] for group in groups for name, _ in group["params"]}
 
 
-def reasons(groups: list[dict[str, Any]]) -> dict[str, str]:
-    return {name: group["rule_reason"] for group in groups for name, _ in group["params"]}
+def verdicts(groups: list[dict[str, Any]]) -> dict[str, Rule]:
+    return {name: Rule(*group["found"]) for group in groups for name, _ in group["params"]}
 
 
 def with_rule(groups: list[dict[str, Any]], rule: str) -> set[str]:
@@ -225,7 +231,6 @@ CASTS: dict[str, Callable[[Tensor], Tensor]] = {
     "reduction": lambda x: x.unsqueeze(-1).sum(-1, dtype=torch.float32),
     "half": lambda x: x.half(),
     "bfloat16": lambda x: x.bfloat16(),
-    "to_bfloat16": lambda x: x.to(torch.bfloat16),
     "float32_factory": lambda x: torch.zeros(x.shape, dtype=torch.float32).copy_(x),
     "complex64": lambda x: x.to(torch.complex64).real,
 }
@@ -333,10 +338,8 @@ def test_features_that_do_not_exceed_the_eps_depend_on_the_scale(
         batch *= 3e-4
     else:
         nn.init.normal_(model.get_parameter("2.weight"), std=1e-5)
-    found = reasons(param_groups(model, batch))
-    assert {found[name] for name in CHAIN} == {
-        "depends on its scale through the eps of a norm layer"
-    }
+    found = verdicts(param_groups(model, batch))
+    assert {found[name] for name in CHAIN} == {EPS_MATTERS}
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 8), (8, 16)], ids=str)
@@ -378,7 +381,7 @@ def test_a_constant_bias_before_layer_norm_hides_nothing(constant: float) -> Non
     model = nn.Sequential(nn.Linear(WIDTH, 8), nn.LayerNorm(8), nn.Linear(8, 2))
     nn.init.constant_(model.get_parameter("0.bias"), constant)
     groups = param_groups(model, vectors())
-    assert reasons(groups)["0.weight"] == "depends on its scale"
+    assert verdicts(groups)["0.weight"] == SCALE_DEPENDENT
 
 
 def test_lora_with_b_zero_is_examined() -> None:
@@ -393,15 +396,14 @@ def test_lora_with_b_zero_is_examined() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.layer_norm(self.frozen(x) + self.b(self.a(x)), (WIDTH,))
 
-    found = reasons(param_groups(LoRA(), vectors()))
-    assert found == dict.fromkeys(("frozen.weight", "a.weight", "b.weight"), "depends on its scale")
+    found = verdicts(param_groups(LoRA(), vectors()))
+    assert found == dict.fromkeys(("frozen.weight", "a.weight", "b.weight"), SCALE_DEPENDENT)
 
 
 def test_frozen_weights_are_grouped_and_examined() -> None:
     model = ResNet(nn.BatchNorm2d).requires_grad_(False)
     model.classifier.requires_grad_(True)
     assert with_rule(param_groups(model, images()), "scale_invariant") == CONVOLUTIONS
-    assert not model.stem[0].weight.requires_grad
 
 
 def test_hook_based_reparametrizations() -> None:
@@ -450,7 +452,6 @@ class PartlyUsed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.used, self.unused, self.cut = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.count = nn.Parameter(torch.ones(2, 2, dtype=torch.long), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.used(x) + self.cut(x).detach()
@@ -458,22 +459,27 @@ class PartlyUsed(nn.Module):
 
 def test_weights_without_gradient_are_unknown_and_general() -> None:
     groups = param_groups(PartlyUsed(), vectors())
-    unknown = "no gradient reached it: unknown, treated as general"
-    found = {name: reason for name, reason in reasons(groups).items() if "bias" not in name}
-    assert found == {
-        "used.weight": "depends on its scale",
-        "unused.weight": unknown,
-        "cut.weight": unknown,
-    }  # and without "count", which is of integers
-    assert with_rule(groups, "general") == found.keys()
+    assert {name: rule for name, rule in verdicts(groups).items() if "bias" not in name} == {
+        "used.weight": SCALE_DEPENDENT,
+        "unused.weight": NO_GRADIENT,
+        "cut.weight": NO_GRADIENT,
+    }
+    assert with_rule(groups, "general") == {"used.weight", "unused.weight", "cut.weight"}
 
 
 def test_rounding_noise_is_not_a_gradient() -> None:
-    # BatchNorm takes the bias out again: its true gradient is zero, the computed one is noise.
-    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    found = reasons(param_groups(model, vectors(), low_dim=None))
-    assert found["0.bias"] == "no gradient reached it: unknown, treated as general"
-    assert found["0.weight"] == "scale-invariant by Euler's identity"
+    # BatchNorm takes the shift out again: its true gradient is zero, the computed one is noise.
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, 8, bias=False), nn.Linear(8, 3)
+            self.shift, self.norm = nn.Parameter(torch.randn(1, 8)), nn.BatchNorm1d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(self.first(x) + self.shift))
+
+    found = verdicts(param_groups(Shifted(), vectors()))
+    assert (found["shift"], found["first.weight"]) == (NO_GRADIENT, SCALE_INVARIANT)
 
 
 def test_a_weight_missed_in_some_trials_is_judged_by_the_others() -> None:
@@ -500,8 +506,7 @@ def test_gradients_that_are_not_finite_are_reported_as_such() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).sqrt()  # of negative numbers
 
-    found = reasons(param_groups(Root(WIDTH, 8), vectors()))
-    assert found["weight"] == "its gradient was not finite: unknown, treated as general"
+    assert verdicts(param_groups(Root(WIDTH, 8), vectors()))["weight"] == NOT_FINITE
 
 
 # How the model is called
@@ -563,7 +568,7 @@ def test_a_custom_forward_gets_the_batch_in_its_own_type(kind: str) -> None:
 
     batch = PACKINGS[kind](vectors(), vectors())
     groups = param_groups(TwoInputs(), batch, forward=forward, trials=2)
-    assert reasons(groups)["right.weight"].startswith("no gradient reached it")
+    assert verdicts(groups)["right.weight"] == NO_GRADIENT
     assert {type(b) for b in seen} == {type(batch)}
     assert all(b.x.dtype == torch.float64 and torch.equal(b.x, batch.x.double()) for b in seen)
 
@@ -705,15 +710,6 @@ def test_a_batchnorm_frozen_in_a_model_in_train_mode_is_a_linear_map() -> None:
     assert [module.training for module in model] == [True, False, True]
 
 
-def test_an_override_may_carry_any_key_but_not_a_misspelt_option() -> None:
-    model = nn.Linear(WIDTH, 3)
-    overrides = {"weight": {"lr_scale": 0.5, "initial_lr": 1.0}}
-    group = next(g for g in param_groups(model, overrides=overrides) if "lr_scale" in g)
-    assert group["lr_scale"] == 0.5
-    with pytest.raises(ValueError, match="'weight_decy': did you mean 'weight_decay'"):
-        param_groups(model, overrides={"weight": {"weight_decy": 0.0}})
-
-
 def test_gradients_outside_the_model_are_not_touched() -> None:
     temperature = nn.Parameter(torch.ones(()))
     model = nn.Linear(WIDTH, 3)
@@ -763,11 +759,11 @@ DULL: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 @pytest.mark.parametrize("case", DULL)
 def test_a_batch_that_does_not_vary_is_pointed_out(case: str) -> None:
     make, batch = DULL[case]
-    with pytest.warns(UserWarning, match="hardly vary in this example_batch") as caught:
-        found = reasons(param_groups(make(), batch))
+    with pytest.warns(UserWarning, match="example_batch") as caught:
+        found = set(verdicts(param_groups(make(), batch)).values())
     assert caught[0].filename == __file__
-    assert "depends on its scale" not in found.values()
-    assert any("hardly vary" in reason for reason in found.values())
+    assert HARDLY_VARIES in found
+    assert not found & {SCALE_DEPENDENT, EPS_MATTERS}
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 300.0])
@@ -779,14 +775,6 @@ def test_no_warning_about_a_batch_that_varies(offset: float) -> None:
         param_groups(hidden_layers().eval(), vectors())
         param_groups(nn.Sequential(nn.Linear(WIDTH, 4), nn.LayerNorm(4)), torch.ones(3, WIDTH))
     assert with_rule(groups, "scale_invariant") == {"0.weight", "3.weight"}
-
-
-def test_quantized_weights_are_left_out() -> None:
-    model = PartlyUsed()
-    AdamO(param_groups(model, vectors()))
-    AdamO(with_rules([{"params": model.parameters()}], model, vectors()))
-    assert "count" not in rules(param_groups(model))
-    assert param_groups(nn.ReLU(), vectors()) == []
 
 
 class Holder(nn.Module):
@@ -819,160 +807,9 @@ def test_a_scripted_model_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
-    with pytest.raises(ValueError, match="before scripting"):
+    with pytest.raises(ValueError, match="script"):
         param_groups(model, torch.randn(3, 4))
     assert rules(param_groups(model)).keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
-
-
-# Groups
-
-
-def test_one_group_for_each_rule_and_reason_in_order_of_appearance() -> None:
-    model = nn.Sequential(PartlyUsed(), nn.Linear(WIDTH, 8, bias=False), nn.LayerNorm(8))
-    groups = param_groups(model, vectors())
-    assert [(g["rule"], g["rule_reason"]) for g in groups] == [
-        ("general", "depends on its scale"),
-        ("low_dim", "dim <= 1"),
-        ("general", "no gradient reached it: unknown, treated as general"),
-        ("scale_invariant", "scale-invariant by Euler's identity"),
-    ]
-    assert all(g.keys() == {"params", "rule", "rule_reason"} for g in groups)
-    listed = {name: p for g in groups for name, p in g["params"]}
-    assert sum(len(g["params"]) for g in groups) == len(listed)
-    expected = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
-    assert listed.keys() == expected.keys()
-    assert all(listed[name] is expected[name] for name in listed)
-    torch.optim.SGD(groups, lr=0.1)  # torch takes the groups with their names
-
-
-@pytest.mark.parametrize("batch", [None, tokens], ids=["no-batch", "batch"])
-def test_tied_weights_appear_once_under_their_first_name(batch: Any) -> None:
-    model = Transformer(nn.LayerNorm, tied=True)
-    found = rules(param_groups(model, batch and batch()))
-    assert "tokens.weight" in found
-    assert "head.weight" not in found
-    assert len(found) == len(list(model.parameters()))
-
-
-def test_without_a_batch_nothing_is_guessed() -> None:
-    model = ResNet(nn.BatchNorm2d)
-    (group,) = param_groups(model)
-    assert group["rule"] == "auto"
-    assert group["rule_reason"] == "not examined: no example batch was given"
-    assert group.keys() == {"params", "rule", "rule_reason"}
-    assert group["params"] == list(model.named_parameters())
-
-
-@pytest.mark.parametrize("low_dim", [None, 100])
-def test_without_a_batch_the_threshold_is_handed_on(low_dim: int | None) -> None:
-    (group,) = param_groups(ResNet(nn.BatchNorm2d), low_dim=low_dim)
-    assert (group["rule"], group["low_dim"]) == ("auto", low_dim)
-
-
-def test_low_dim_thresholds() -> None:
-    model = nn.Sequential(nn.Linear(WIDTH, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 2))
-    names = ["0.weight", "1.weight", "1.bias", "2.weight", "2.bias"]
-
-    def found(low_dim: Any) -> list[str]:
-        by_name = rules(param_groups(model, vectors(), low_dim=low_dim))
-        return [by_name[name] for name in names]
-
-    inv, low, gen = "scale_invariant", "low_dim", "general"
-    assert found("auto") == [inv, low, low, gen, low]
-    assert found(8) == [inv, low, low, gen, low]  # numel < d_th, and 2.weight has 8 elements
-    assert found(9) == [inv, low, low, low, low]
-    assert found(65) == [low, low, low, low, low]
-    assert found(None) == [inv, gen, gen, gen, gen]
-    why = reasons(param_groups(model, vectors(), low_dim=9))
-    assert (why["1.bias"], why["2.weight"]) == ("dim <= 1", "numel < 9")
-
-
-# Overrides
-
-
-def overridden(overrides: dict[str, Any], batch: Any = None) -> dict[str, dict[str, Any]]:
-    """Options of each parameter of a tied transformer."""
-    groups = param_groups(Transformer(nn.LayerNorm, tied=True), batch, overrides=overrides)
-    return {
-        n: {k: v for k, v in g.items() if k != "params"} for g in groups for n, _ in g["params"]
-    }
-
-
-@pytest.mark.parametrize("low_dim", [None, 1000])
-def test_low_dim_that_a_declared_rule_overrules_is_not_swallowed(low_dim: int | None) -> None:
-    model, batch = nn.Linear(4, 3), torch.randn(5, 4)
-    with pytest.warns(UserWarning, match="pass low_dim to param_groups"):
-        AdamO(param_groups(model, batch), low_dim=low_dim)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        AdamO(param_groups(model, batch, low_dim=low_dim), low_dim=low_dim)
-        AdamO(param_groups(model, batch, overrides={"*": "general"}), low_dim=low_dim)
-        AdamO(param_groups(model), low_dim=low_dim)
-        AdamO([{"params": [model.bias], "rule": "low_dim"}], low_dim=low_dim)
-
-
-def test_with_rules_keeps_a_rule_that_a_group_declares() -> None:
-    model, batch = nn.Linear(4, 3), torch.randn(5, 4)
-    declared = [{"params": list(model.parameters()), "rule": "low_dim"}]
-    assert {g["rule"] for g in with_rules(declared, model, batch)} == {"low_dim"}
-    found = with_rules(declared, model, batch, overrides={"weight": "scale_invariant"})
-    assert [(g["rule"], [n for n, _ in g["params"]]) for g in found] == [
-        ("scale_invariant", ["weight"]), ("low_dim", ["bias"])
-    ]  # fmt: skip
-
-
-def test_an_override_sets_rule_and_options_of_what_it_matches() -> None:
-    found = overridden(
-        {"attention.*": "scale_invariant", "mlp.0.weight": {"rule": "general", "weight_decay": 0.0}}
-    )
-    by_user = {"rule_reason": "set by the user"}
-    for name in ("q", "k", "v", "out"):
-        assert found[f"attention.{name}.weight"] == {"rule": "scale_invariant", **by_user}
-    assert found["mlp.0.weight"] == {"rule": "general", "weight_decay": 0.0, **by_user}
-    assert found["mlp.3.weight"]["rule"] == "auto"
-
-
-def test_options_without_a_rule_keep_what_was_found() -> None:
-    found = overridden({"attention.q.weight": {"lr": 0.1}}, tokens())
-    expected = {"rule": "general", "rule_reason": "depends on its scale", "lr": 0.1}
-    assert found["attention.q.weight"] == expected
-    assert "lr" not in found["attention.k.weight"]
-
-
-def test_exact_names_win_over_patterns_and_later_patterns_over_earlier() -> None:
-    found = overridden(
-        {
-            "attention.q.weight": "low_dim",
-            "attention.*": {"rule": "general", "lr": 1.0, "eps": 0.5},
-            "attention.[kv].weight": {"rule": "scale_invariant", "lr": 2.0},
-        }
-    )
-    assert found["attention.q.weight"]["rule"] == "low_dim"
-    assert found["attention.k.weight"]["rule"] == "scale_invariant"
-    assert (found["attention.k.weight"]["lr"], found["attention.k.weight"]["eps"]) == (2.0, 0.5)
-    assert (found["attention.out.weight"]["rule"], found["attention.out.weight"]["lr"]) == (
-        "general",
-        1.0,
-    )
-
-
-@pytest.mark.parametrize("pattern", ["head.weight", "head.*", "tokens.weight"])
-def test_tied_weights_answer_to_each_of_their_names(pattern: str) -> None:
-    assert overridden({pattern: "general"})["tokens.weight"]["rule"] == "general"
-
-
-def test_groups_are_split_by_options_and_only_by_them() -> None:
-    rate, other_rate = torch.tensor(0.1), torch.tensor(0.1)
-    overrides = {
-        "0.weight": {"lr": rate, "betas": [0.9, 0.99]},
-        "0.bias": {"betas": [0.9, 0.99], "lr": rate},
-        "1.weight": {"lr": other_rate, "betas": [0.9, 0.99]},
-    }
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    groups = param_groups(model, overrides=overrides)
-    members = [[name for name, _ in g["params"]] for g in groups]
-    assert members == [["0.weight", "0.bias"], ["1.weight"], ["1.bias"]]
-    assert groups[1]["lr"] is other_rate
 
 
 # Errors
@@ -988,79 +825,42 @@ def small() -> nn.Module:
 
 
 ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "model": (lambda: param_groups(cast(Any, [])), ValueError, "torch.nn.Module, got list"),
-    "low_dim-word": (
-        lambda: param_groups(small(), low_dim="none"),
-        ValueError,
-        "low_dim must be .*got 'none'",
-    ),
-    "low_dim-negative": (lambda: param_groups(small(), low_dim=-1), ValueError, ">= 0.*got -1"),
-    "low_dim-bool": (lambda: param_groups(small(), low_dim=True), ValueError, "got True"),
-    "trials": (lambda: param_groups(small(), trials=0), ValueError, "trials must be .*>= 1, got 0"),
+    "model": (lambda: param_groups(cast(Any, [])), ValueError, "list"),
+    "trials": (lambda: param_groups(small(), trials=0), ValueError, "trials .*0"),
     "tolerance": (
         lambda: param_groups(small(), tolerance=0.0),
         ValueError,
-        "tolerance must lie between 0 and 1, got 0.0",
+        "tolerance .*0.0",
     ),
     "forward-without-batch": (
         lambda: param_groups(small(), forward=lambda m, b: m(b)),
         ValueError,
-        "pass an example_batch",
-    ),
-    "unmatched-override": (
-        lambda: param_groups(small(), overrides={"body.*": "general"}),
-        ValueError,
-        r"'body\.\*' matches no parameter.*'0.weight', '0.bias', '1.weight'",
-    ),
-    "unknown-rule": (
-        lambda: param_groups(small(), overrides={"0.weight": "radial"}),
-        ValueError,
-        "'low_dim', 'scale_invariant', 'general', 'auto', got 'radial'",
-    ),
-    "unknown-rule-in-options": (
-        lambda: param_groups(small(), overrides={"0.weight": {"rule": None}}),
-        ValueError,
-        "got None",
-    ),
-    "override-type": (
-        lambda: param_groups(small(), overrides=cast(Any, {"0.weight": 0.1})),
-        ValueError,
-        "must be a rule or a dict of options, got 0.1",
-    ),
-    "override-of-params": (
-        lambda: param_groups(small(), overrides={"0.weight": {"params": []}}),
-        ValueError,
-        "must not set 'params'",
+        "example_batch",
     ),
     "lazy": (
         lambda: param_groups(nn.LazyLinear(3), vectors()),
         ValueError,
-        "'weight' is lazy .*run a forward pass first",
+        "'weight' is lazy",
     ),
     "meta": (
         lambda: param_groups(nn.Linear(WIDTH, 3, device="meta"), vectors()),
         ValueError,
-        "'weight' is on the meta device",
+        "'weight' .*meta",
     ),
     "no-output": (
         lambda: param_groups(NoTensor(WIDTH, 3), vectors()),
         ValueError,
-        "of type dict, contains no tensor that requires grad: pass forward=",
+        "dict.*forward=",
     ),
     "wrong-shape": (
         lambda: param_groups(small(), torch.randn(4, 3)),
         RuntimeError,
         "(?s)mat1 and mat2.*forward=.*example_batch=None",
     ),
-    "labels-in-the-batch": (
-        lambda: param_groups(small(), (vectors(), torch.zeros(6))),
-        RuntimeError,
-        r"(?s)raised TypeError.*model\(batch\[0\]\)",
-    ),
     "one-sample": (
         lambda: param_groups(small(), vectors()[:1]),
         RuntimeError,
-        "(?s)more than 1 value per channel.*BatchNorm needs several samples",
+        "(?s)more than 1 value per channel.*several samples",
     ),
 }
 
@@ -1079,21 +879,6 @@ def test_errors_say_what_to_do(
 def test_a_model_that_cannot_be_copied_is_explained() -> None:
     model = small()
     vars(model)["lock"] = (i for i in range(3))  # generators cannot be copied
-    with pytest.raises(RuntimeError, match=r"cannot be copied \(TypeError.*example_batch=None"):
+    with pytest.raises(RuntimeError, match=r"TypeError.*example_batch=None"):
         param_groups(model, vectors())
     assert param_groups(model)[0]["rule"] == "auto"
-
-
-def test_overrides_are_checked_before_the_model_is_run() -> None:
-    ran: list[Any] = []
-    with pytest.raises(ValueError, match="matches no parameter"):
-        param_groups(
-            small(), vectors(), overrides={"typo": "general"}, forward=lambda m, b: ran.append(b)
-        )
-    assert ran == []
-
-
-def test_the_docstring_tells_the_truth() -> None:
-    names = {"torch": torch, "nn": nn, "param_groups": param_groups}
-    (example,) = doctest.DocTestFinder(recurse=False).find(param_groups, globs=names)
-    assert doctest.DocTestRunner().run(example) == (0, 2)

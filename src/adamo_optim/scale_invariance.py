@@ -1,44 +1,40 @@
-"""Parameter groups that know the architecture: scale-invariant weights by Euler's identity.
+"""Which weights are scale-invariant: Euler's identity on a float64 twin of the model.
 
-The model itself is never run; a float64 twin of it is, so that zero can mean rounding level.
+A weight is scale-invariant when f(c·w) = f(w) for every c > 0. The Jacobian then takes w to zero,
+and every gradient g = Jᵀy is orthogonal to w, whatever the cotangent y. The model itself is never
+run; a float64 twin of it is, so that zero can mean rounding level.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import difflib
 import inspect
 import math
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from .options import DEFAULTS, check_low_dim, users_level
-from .rules import (
-    EPS_MATTERS,
-    HARDLY_VARIES,
-    NO_GRADIENT,
-    NOT_EXAMINED,
-    NOT_FINITE,
-    SCALE_DEPENDENT,
-    SCALE_INVARIANT,
-    SET_BY_USER,
-    Verdict,
-    low_dim_by_shape,
-)
+from .example_batch import Call, tensors_in
+from .options import users_level
+from .rules import Rule
 
-RULES = ("low_dim", "scale_invariant", "general", "auto")
+# What the examination finds
+SCALE_INVARIANT = Rule("scale_invariant", "scale-invariant by Euler's identity")
+SCALE_DEPENDENT = Rule("general", "depends on its scale")
+NO_GRADIENT = Rule("general", "no gradient reached it: unknown, treated as general")
+NOT_FINITE = Rule("general", "its gradient was not finite: unknown, treated as general")
+EPS_MATTERS = Rule("general", "depends on its scale through the eps of a norm layer")
+HARDLY_VARIES = Rule(
+    "general", "unknown: features before a BatchNorm hardly vary in the example batch"
+)
 
 # A norm layer's eps moves |cos(g, w)| by about eps / variance: 1e-20 serves features down to a
 # standard deviation of 1e-5 at the default tolerance. Features without any variance are divided
@@ -59,162 +55,8 @@ ROUNDING = 1e-13  # ‖g‖‖w‖ below this share of the model's largest is ca
 # What varies less than this beside its mean, in squares, has lost too many digits to tell.
 HARDLY = 1e-7
 
-Forward = Callable[[nn.Module, Any], Any]
 
-
-def param_groups(
-    model: nn.Module,
-    example_batch: Any = None,
-    *,
-    overrides: Mapping[str, str | Mapping[str, Any]] | None = None,
-    forward: Forward | None = None,
-    low_dim: str | int | None = "auto",
-    trials: int = 3,
-    tolerance: float = 1e-10,
-) -> list[dict[str, Any]]:
-    r"""Sort a model's parameters into groups for AdamO by the rule each should follow.
-
-    A weight is scale-invariant when :math:`f(c\,w) = f(w)` for every :math:`c > 0`, as before
-    BatchNorm. By Euler's identity the Jacobian then takes w to zero, and every gradient g = Jᵀy is
-    orthogonal to w, whatever the cotangent y:
-
-    .. math:: J(w)\,w = 0 \quad\Longrightarrow\quad \langle g, w\rangle = 0
-
-    A few backward passes with random cotangents therefore examine all weights at once. They run in
-    train mode, modules in eval mode inside a model in train mode (a frozen BatchNorm) excepted, on
-    a float64 copy whose norm layers have a negligible eps and whose parameters are perturbed: a
-    bias that starts at zero hides that W x + b depends on the scale of W, and a zero weight lets no
-    gradient through. What passes is examined once more with the layers' own eps, for which its
-    features may be too small. The model, its gradients and flags and the random state stay as they
-    are; forward hooks are called, with the copy.
-
-    Args:
-        model: the model, before it is wrapped for distributed training; where wrapping replaces
-            its parameters (``fully_shard``), :func:`adamo_optim.rebind` carries the groups over.
-        example_batch: what the model takes: ``model(**batch)`` for a mapping, ``model(*batch)``
-            for a tuple or list, else ``model(batch)``. A small one will do, but of real samples
-            or random numbers, not of zeros or ones, and BatchNorm needs three values a channel (it
-            maps any two to ±1). ``None``: nothing is guessed, every rule is ``"auto"`` and AdamO
-            decides by shape.
-        overrides: a rule, or a dict of group options with or without ``"rule"``, by parameter name
-            or glob pattern. Options add up; where they differ, later patterns win over earlier
-            ones and exact names over patterns.
-        forward: ``forward(model, batch)`` in place of the calls above. Every tensor in its result
-            counts, so leave out what the loss does not read, such as caches.
-        low_dim: ``"auto"`` makes parameters with dim <= 1 or one entry low-dimensional, an integer
-            also those with fewer entries, ``None`` none. Decided first, as in Algorithm 1.
-        trials: the number of forward and backward passes; as many more with the layers' own eps
-            where a weight has passed.
-        tolerance: the largest \|cos(g, w)\| of a scale-invariant weight.
-
-    Returns:
-        Groups ``{"params": [(name, parameter), ...], "rule": ..., "rule_reason": ..., **options}``
-        with every parameter once: tied ones by their first name, frozen ones too, but not those of
-        integers, which nobody can train. A norm written by hand with a literal eps looks
-        scale-dependent; ``overrides`` can correct that.
-
-    Example:
-        >>> model = nn.Sequential(
-        ...     nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 5)
-        ... )
-        >>> for group in param_groups(model, torch.randn(4, 3, 4, 4)):
-        ...     print(group["rule"], [name for name, _ in group["params"]])
-        scale_invariant ['0.weight']
-        low_dim ['1.weight', '1.bias', '3.bias']
-        general ['3.weight']
-
-    References:
-        AdamO, Algorithm 1, ScaleInv(w): https://arxiv.org/abs/2602.05136.
-        AdamP, on the growth of scale-invariant weights: https://arxiv.org/abs/2006.08217.
-    """
-    _check(model, example_batch, forward, low_dim, trials, tolerance)
-    options = _options_by_name(model, overrides or {})
-    trainable = {n: p for n, p in model.named_parameters() if is_trainable(p)}
-    if example_batch is None or not trainable:
-        verdicts = dict.fromkeys(trainable, NOT_EXAMINED)
-        shared = {} if low_dim == "auto" else {"low_dim": low_dim}  # AdamO decides, so tell it
-    else:
-        verdicts = _examine(model, example_batch, forward or _call, trials, tolerance)
-        verdicts |= {n: v for n, p in trainable.items() if (v := low_dim_by_shape(p, low_dim))}
-        shared = {}
-    groups: dict[tuple[object, ...], dict[str, Any]] = {}
-    for name, parameter in trainable.items():
-        extra = {**shared, **options[name]}
-        rule, reason = verdicts[name]
-        if "rule" in extra:
-            rule, reason = extra.pop("rule"), SET_BY_USER
-        # Options need not be hashable, and equal tensors may still be different learning rates.
-        values = [(k, id(v) if isinstance(v, Tensor) else repr(v)) for k, v in extra.items()]
-        new = {"params": [], "rule": rule, "rule_reason": reason, **extra}
-        groups.setdefault((rule, reason, *sorted(values)), new)["params"].append((name, parameter))
-    return list(groups.values())
-
-
-def _check(
-    model: nn.Module, batch: Any, forward: Any, low_dim: Any, trials: int, tolerance: float
-) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    check_low_dim(low_dim)
-    if type(trials) is not int or trials < 1:
-        raise ValueError(f"trials must be an integer >= 1, got {trials!r}.")
-    if not 0.0 < tolerance < 1.0:
-        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
-    if forward is not None and batch is None:
-        raise ValueError("forward has nothing to run on: pass an example_batch with it.")
-    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
-    if scripted and batch is not None:
-        raise ValueError("A scripted model cannot be examined: call param_groups before scripting.")
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(
-                f"Parameter {name!r} is lazy and has no shape yet: run a forward pass first."
-            )
-        if parameter.is_meta:
-            raise ValueError(
-                f"Parameter {name!r} is on the meta device and has no values: materialize the "
-                "model on a real device first."
-            )
-
-
-def _options_by_name(model: nn.Module, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The user's group options of every parameter, under the name it is listed by."""
-    listed_as = {p: name for name, p in model.named_parameters()}
-    # Tied weights answer to each of their names.
-    aliases = {n: listed_as[p] for n, p in model.named_parameters(remove_duplicate=False)}
-    options: dict[str, dict[str, Any]] = {name: {} for name in listed_as.values()}
-    for key in sorted(overrides, key=aliases.__contains__):  # exact names last, so that they win
-        names = [n for n in aliases if n == key or (key not in aliases and fnmatchcase(n, key))]
-        if not names:
-            some = ", ".join(repr(n) for n in list(aliases)[:5])
-            raise ValueError(
-                f"The override {key!r} matches no parameter; the names are like {some}."
-            )
-        for name in names:
-            options[aliases[name]].update(_as_options(key, overrides[key]))
-    return options
-
-
-def _as_options(key: str, override: object) -> dict[str, Any]:
-    if not isinstance(override, (str, Mapping)):
-        raise ValueError(
-            f"The override of {key!r} must be a rule or a dict of options, got {override!r}."
-        )
-    options = {"rule": override} if isinstance(override, str) else dict(override)
-    if options.get("rule", "auto") not in RULES:
-        legal = ", ".join(map(repr, RULES))
-        raise ValueError(f"The rule of {key!r} must be one of {legal}, got {options['rule']!r}.")
-    if written_here := {"params", "rule_reason"} & options.keys():
-        raise ValueError(f"The override of {key!r} must not set {min(written_here)!r}.")
-    for name in options.keys() - DEFAULTS.keys():  # a group may carry anything, such as lr_scale
-        if meant := difflib.get_close_matches(str(name), DEFAULTS, n=1, cutoff=0.85):
-            raise ValueError(f"The override of {key!r} has {name!r}: did you mean {meant[0]!r}?")
-    return options
-
-
-def _examine(
-    model: nn.Module, batch: Any, forward: Forward, trials: int, tolerance: float
-) -> dict[str, Verdict]:
+def examine(model: nn.Module, call: Call, trials: int, tolerance: float) -> dict[str, Rule]:
     """Rule and reason of every parameter by Euler's identity."""
     generator = torch.Generator("cpu").manual_seed(0)  # the same verdicts every time
     with _isolation():
@@ -227,7 +69,7 @@ def _examine(
             measured = {name: [] for name, _ in twin.named_parameters()}
             for _ in range(trials):
                 modes.append(_Float64Mode(eps))
-                gradients = _random_gradients(twin, batch, forward, generator, modes[-1])
+                gradients = _random_gradients(twin, call, generator, modes[-1])
                 for name, weight in twin.named_parameters():
                     measured[name].append(_alignment(gradients.get(weight), weight))
             return measured
@@ -244,16 +86,21 @@ def _examine(
                 if felt and verdicts[name] == SCALE_INVARIANT:
                     verdicts[name] = EPS_MATTERS
     if any(mode.saw_constant_features for mode in modes):
-        warnings.warn(
-            "Features before a BatchNorm hardly vary in this example_batch, so that weights whose "
-            "scale does not matter cannot be told from others. Pass real samples, or random "
-            "numbers of their shape, not zeros or ones.",
-            UserWarning,
-            stacklevel=users_level(),
-        )
+        _warn_of_constant_features()
         unsure = {SCALE_DEPENDENT, EPS_MATTERS}
         verdicts = {n: HARDLY_VARIES if v in unsure else v for n, v in verdicts.items()}
-    return verdicts
+    told = f" (examined with {call.taken})" if call.taken else ""
+    return {name: Rule(rule, reason + told) for name, (rule, reason) in verdicts.items()}
+
+
+def _warn_of_constant_features() -> None:
+    warnings.warn(
+        "Features before a BatchNorm hardly vary in this example_batch, so that weights whose "
+        "scale does not matter cannot be told from others. Pass real samples, or random "
+        "numbers of their shape, not zeros or ones.",
+        UserWarning,
+        stacklevel=users_level(),
+    )
 
 
 def is_trainable(parameter: Tensor) -> bool:
@@ -270,7 +117,7 @@ def _alignment(gradient: Tensor | None, weight: Tensor) -> tuple[float, float]:
     return float((g * w).sum()), float(g.norm() * w.norm())
 
 
-def _verdict(measured: list[tuple[float, float]], tolerance: float, noise: float) -> Verdict:
+def _verdict(measured: list[tuple[float, float]], tolerance: float, noise: float) -> Rule:
     if not all(math.isfinite(value) for pair in measured for value in pair):
         return NOT_FINITE
     # Stochastic depth and routing may miss a weight in one trial: those that reach it decide.
@@ -371,14 +218,15 @@ def _normal_like(t: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _random_gradients(
-    twin: nn.Module, batch: Any, forward: Forward, generator: torch.Generator, mode: _Float64Mode
+    twin: nn.Module, call: Call, generator: torch.Generator, mode: _Float64Mode
 ) -> dict[Tensor, Tensor | None]:
     """Every trainable parameter's gradient in one forward pass with random cotangents."""
     weights = [p for p in twin.parameters() if p.requires_grad]
     try:
         with mode:
-            result = forward(twin, _float64_batch(batch, {p.device for p in twin.parameters()}))
-            outputs = [t for t in _tensors_in(result) if t.requires_grad]
+            args, kwargs = _float64_copy((call.args, call.kwargs), twin)
+            result = call.function(twin, *args, **kwargs)
+            outputs = [t for t in tensors_in(result) if t.requires_grad]
             cotangents = [_normal_like(t, generator) for t in outputs]
             # Not backward(): that could write into .grad fields outside the twin.
             gradients = outputs and torch.autograd.grad(
@@ -386,10 +234,10 @@ def _random_gradients(
             )
     except Exception as error:
         raise RuntimeError(
-            "The model could not be examined: in train mode and float64, on this example_batch, it "
-            f"raised {type(error).__name__}: {error}\nIf it is called in another way, pass forward="
-            "lambda model, batch: ... (say model(batch[0]) for a loader's (x, y)). BatchNorm needs "
-            f"several samples. {_hint(str(error))}With example_batch=None nothing is examined."
+            f"The model could not be examined: {call}, in train mode and float64, raised "
+            f"{type(error).__name__}: {error}\nIf the model is called in another way, pass "
+            "forward=lambda model, batch: ... that calls it. BatchNorm needs several samples. "
+            f"{_hint(str(error))}With example_batch=None nothing is examined."
         ) from error
     if not outputs:
         raise ValueError(
@@ -411,34 +259,15 @@ def _hint(error: str) -> str:
     return ""
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
-
-
-def _float64_batch(batch: Any, devices: set[torch.device]) -> Any:
-    """A copy of the batch, floating tensors in float64, on the twin's device if it has one."""
+def _float64_copy(inputs: Any, twin: nn.Module) -> Any:
+    """A copy of the inputs, floating tensors in float64, on the twin's device if it has one."""
+    devices = {p.device for p in twin.parameters()}
     copies = {}
-    for t in _tensors_in(batch):
+    for t in tensors_in(inputs):
         device = next(iter(devices)) if len(devices) == 1 else t.device
         wide = t.detach().to(device, WIDE.get(t.dtype, t.dtype), copy=True)
         copies[id(t)] = wide.requires_grad_(t.requires_grad)
-    return copy.deepcopy(batch, copies)  # whatever the containers are, they keep their types
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_in(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors_in(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _tensors_in(getattr(value, field.name))
+    return copy.deepcopy(inputs, copies)  # whatever the containers are, they keep their types
 
 
 class _Float64Mode(TorchFunctionMode):

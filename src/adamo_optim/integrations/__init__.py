@@ -1,5 +1,5 @@
-"""AdamO with other libraries' helpers; each is imported only by the module named after it."""
+"""Helpers for other libraries; each is imported only by the module named after it."""
 
-from .groups import with_rules
+from .trainer_groups import with_rules
 
 __all__ = ["with_rules"]

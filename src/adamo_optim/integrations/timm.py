@@ -1,4 +1,4 @@
-"""AdamO by name in timm: ``register()``, then ``create_optimizer_v2(model, opt="adamo", ...)``."""
+"""Both optimizers by name in timm: ``register()``, then ``create_optimizer_v2(model, "adamo")``."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -8,16 +8,23 @@ from typing import Any
 
 from torch import nn
 
-from ..optimizer import AdamO
-from .groups import with_rules
+from ..adamo import AdamO
+from ..angular import AngularAdamW
+from .trainer_groups import with_rules
+
+NAMES = {
+    "adamo": (AdamO, "a weight's norm and direction, each with a step size of its own"),
+    "angularadamw": (AngularAdamW, "AdamW; weights whose scale cannot matter only turn"),
+}
 
 
-def register(name: str = "adamo") -> None:
-    """Make AdamO known to timm's optimizer factory; calling it again does no harm.
+def register() -> None:
+    """Make "adamo" and "angularadamw" known to timm's optimizer factory, as often as you like.
 
     timm makes groups of its own: no decay for biases and for the model's ``no_weight_decay()``,
     and ``lr_scale`` by depth, which timm's schedulers apply. Its ``weight_decay`` is 0 unless
-    given. Rules then go by shape alone; :func:`param_group_fn` adds those of the architecture.
+    given. Rules then go by shape alone, so that no weight counts as scale-invariant;
+    :func:`param_group_fn` adds the rules of the architecture.
 
     Example:
         >>> register()
@@ -28,10 +35,10 @@ def register(name: str = "adamo") -> None:
     from timm.optim import _optim_factory as factory
 
     registry = factory.default_registry
-    if registry.list_optimizers(name) and registry.get_optimizer_info(name).opt_class is AdamO:
-        return
-    description = "a weight's norm and direction, each with a step size of its own"
-    registry.register(factory.OptimInfo(name, AdamO, description, has_betas=True))
+    for name, (optimizer, about) in NAMES.items():
+        known = registry.list_optimizers(name)
+        if not known or registry.get_optimizer_info(name).opt_class is not optimizer:
+            registry.register(factory.OptimInfo(name, optimizer, about, has_betas=True))
 
 
 def param_group_fn(
@@ -40,7 +47,7 @@ def param_group_fn(
     layer_decay: float | None = None,
     **options: Any,
 ) -> Callable[[nn.Module], list[dict[str, Any]]]:
-    """What timm's ``param_group_fn`` takes: timm's own groups, split further by AdamO's rules.
+    """What timm's ``param_group_fn`` takes: timm's own groups, split further by the rules.
 
     Args:
         example_batch: what the model takes, as in :func:`adamo_optim.param_groups`.
@@ -50,7 +57,9 @@ def param_group_fn(
 
     Example:
         >>> fn = param_group_fn(images[:8], layer_decay=0.8)
-        >>> optimizer = timm.optim.create_optimizer_v2(model, "adamo", lr=1e-3, param_group_fn=fn)
+        >>> optimizer = timm.optim.create_optimizer_v2(
+        ...     model, "angularadamw", lr=1e-3, param_group_fn=fn
+        ... )
     """
 
     def groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..rules import SET_BY_USER
-from ..scale_invariance import is_trainable, param_groups
+from ..groups import param_groups
+from ..scale_invariance import is_trainable
 
 
 def with_rules(
@@ -27,7 +27,8 @@ def with_rules(
             Options in ``overrides`` win over those of the group.
 
     Returns:
-        Groups for AdamO, in the order given, each split into as many as it holds rules.
+        Groups in the order given, each split into as many as it holds rules. ``order`` has the
+        positions in the groups given, which are those of an AdamW that is made of them.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.LayerNorm(8), nn.Linear(8, 2))
@@ -39,8 +40,27 @@ def with_rules(
         general 0.0 ['2.weight']
     """
     ruled = param_groups(model, example_batch, **options)
-    found = {p: (i, name) for i, group in enumerate(ruled) for name, p in group["params"]}
+    known = {p: (i, name) for i, group in enumerate(ruled) for name, p in group["params"]}
     result: dict[tuple[int, int], dict[str, Any]] = {}
+    for position, (g, given, p) in enumerate(_parameters(groups)):
+        if not is_trainable(p):
+            continue
+        if p not in known:
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} in group {g} is none of the model's: "
+                "pass the model that the groups were made from."
+            )
+        i, name = known[p]
+        group = result.setdefault((g, i), _with_rule(given, ruled[i]))
+        group["params"].append((name, p))
+        group["order"].append(position)
+    return list(result.values())
+
+
+def _parameters(
+    groups: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[int, Mapping[str, Any], Tensor]]:
+    """Every parameter with its group and the group's number."""
     for g, group in enumerate(groups):
         if not isinstance(group, Mapping) or "params" not in group:
             raise ValueError(
@@ -49,18 +69,13 @@ def with_rules(
             )
         entries = group["params"]
         for entry in [entries] if isinstance(entries, Tensor) else entries:
-            p: Tensor = entry[1] if isinstance(entry, tuple) else entry
-            if not is_trainable(p):
-                continue
-            if p not in found:
-                raise ValueError(
-                    f"a parameter of shape {tuple(p.shape)} in group {g} is none of the model's: "
-                    "pass the model that the groups were made from."
-                )
-            i, name = found[p]
-            kept = {key: value for key, value in group.items() if key != "param_names"}
-            new = {**kept, **ruled[i], "params": []}
-            if kept.get("rule", "auto") != "auto" and new["rule_reason"] != SET_BY_USER:
-                new |= {"rule": kept["rule"], "rule_reason": kept.get("rule_reason", "")}
-            result.setdefault((g, i), new)["params"].append((name, p))
-    return list(result.values())
+            yield g, group, entry[1] if isinstance(entry, tuple) else entry
+
+
+def _with_rule(given: Mapping[str, Any], ruled: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of both; the rule is that of ``overrides``, of the group, or what was found."""
+    declared = given.get("rule", "auto") != "auto" and "found" in ruled
+    source, ours = (given if declared else ruled), ("params", "param_names", "rule", "found")
+    options = {key: value for key, value in {**given, **ruled}.items() if key not in ours}
+    rule = {key: source[key] for key in ("rule", "found") if key in source}
+    return {**options, "params": [], **rule, "order": []}
