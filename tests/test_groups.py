@@ -135,11 +135,11 @@ def test_groups_survive_a_checkpoint_that_allows_no_code() -> None:
 def test_the_same_groups_serve_several_optimizers(optimizer: Callable[..., Any]) -> None:
     model = Net()
     groups = param_groups(model, batch())
-    first = optimizer(groups, lr=1e-2, weight_decay=0.3)
+    first = optimizer(groups, lr=1e-2, weight_decay=3e-5)
     second = optimizer(groups, lr=1e-3)
     assert {g["lr"] for g in first.param_groups} == {1e-2}
     assert {g["lr"] for g in second.param_groups} == {1e-3}
-    assert 0.3 not in {g["weight_decay"] for g in second.param_groups}
+    assert 3e-5 not in {g["weight_decay"] for g in second.param_groups}
     first.param_groups[0]["lr"] = 0.5
     assert second.param_groups[0]["lr"] == 1e-3
     assert all(g.keys() == {"params", "rule", "found", "order"} for g in groups)

@@ -550,7 +550,7 @@ def test_every_tensor_of_a_nested_output_counts(pack: Callable[[Any, Any], Any])
     assert rules(param_groups(TwoInputs(pack), (vectors(), vectors()))) == LEFT_ONLY
 
 
-@pytest.mark.parametrize("kind", ["tuple", "list", "dict", "namedtuple"])
+@pytest.mark.parametrize("kind", ["dict", "namedtuple"])
 def test_batches_are_spread_over_the_arguments(kind: str) -> None:
     # y is half precision and x is a graph's result: both must come as float64 leaves of their own.
     x = vectors().requires_grad_() * 2
