@@ -1,9 +1,10 @@
-"""AdamO for PyTorch: a weight's norm and its direction as two systems."""
+"""Two optimizers for PyTorch, each one idea: AdamO, and AngularAdamW."""
 
+from .adamo import AdamO
+from .angular import AngularAdamW
 from .diagnostics import flatten_diagnostics
-from .optimizer import AdamO
+from .groups import param_groups
 from .rules import rebind
-from .scale_invariance import param_groups
 
-__all__ = ["AdamO", "flatten_diagnostics", "param_groups", "rebind"]
-__version__ = "0.1.0"
+__all__ = ["AdamO", "AngularAdamW", "flatten_diagnostics", "param_groups", "rebind"]
+__version__ = "0.2.0"

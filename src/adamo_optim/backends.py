@@ -1,4 +1,4 @@
-"""Which backend updates a parameter, and why not a faster one."""
+"""Which backend updates a block, and why not a faster one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
-from . import geometry
+from .dtensor import is_sharded, local, places_of_shard
 
 
-def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
-    """The fastest backend that can honour the group's options, and a note for ``explain()``.
+def choose(p: Tensor, group: dict[str, Any], name: str, by_row: bool = False) -> tuple[str, str]:
+    """The fastest backend that can honour AdamO's options, and a note for ``explain()``.
 
     As in torch: ``fused=None, foreach=None`` may fall back, an explicit request that cannot be
     honoured raises ``RuntimeError``.
@@ -21,16 +21,13 @@ def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
     if group["rounding"] == "stochastic" and p.dtype == torch.float16:
         raise ValueError(f"rounding='stochastic' is for bfloat16 parameters, {name} is float16")
     if group["differentiable"]:
-        if geometry.is_sharded(p):
-            raise RuntimeError(
-                f"differentiable=True cannot be honoured for {name}, which is a DTensor: the sums "
-                "over the ranks carry no gradient. Use ordinary tensors for meta-learning."
-            )
+        refuse_differentiable_shards(p, name)
         return "differentiable", ""
-    whole, p = p, geometry.local(p)
+    whole, p = p, local(p)
     fused, foreach, note = group["fused"], group["foreach"], ""
     if fused or (fused is None and foreach is None):
-        note = scattered_bits(whole, group) or why_not_fused(p, group)
+        note = "the fused kernels know no block='row'" if by_row else why_not_fused(p)
+        note = note or scattered_bits(whole, group) or scattered_rows(p, group)
         if not note:
             return "fused", ""
         if fused:
@@ -42,28 +39,38 @@ def choose(p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
     return ("foreach" if foreach else "for-loop"), note
 
 
+def refuse_differentiable_shards(p: Tensor, name: str) -> None:
+    if is_sharded(p):
+        raise RuntimeError(
+            f"differentiable=True cannot be honoured for {name}, which is a DTensor: the sums "
+            "over the ranks carry no gradient. Use ordinary tensors for meta-learning."
+        )
+
+
 def scattered_bits(p: Tensor, group: dict[str, Any]) -> str:
     """Fused kernels number random bits by the place in memory: a shard must be one piece of it."""
     stochastic = group["rounding"] == "stochastic" and p.dtype == torch.bfloat16
-    if stochastic and geometry.is_sharded(p) and not isinstance(geometry.places_of_shard(p), int):
+    if stochastic and is_sharded(p) and not isinstance(places_of_shard(p), int):
         return "rounding='stochastic' numbers the entries of the whole, which this shard scatters"
     return ""
 
 
-def why_not_fused(p: Tensor, group: dict[str, Any]) -> str:
-    """The reason why no fused kernel can update ``p``; empty if one can."""
-    if p.device.type == "cuda":
-        return _module("cuda").unsupported(p, group)
-    if p.device.type == "cpu":
-        return _module("native").unsupported(p)
+def scattered_rows(p: Tensor, group: dict[str, Any]) -> str:
+    """The CUDA kernels find the slice of "sampled" by its first place in memory."""
+    rows_apart = p.dim() > 1 and p.shape[0] > 1 and p.stride(0) != p.numel() // p.shape[0]
+    if group["previous_gradient"] == "sampled" and rows_apart and p.device.type == "cuda":
+        return "the rows that previous_gradient='sampled' keeps are scattered in this layout"
+    return ""
+
+
+def why_not_fused(p: Tensor) -> str:
+    """The reason why no kernel of ours can update ``p``; empty if one can."""
+    if p.device.type in ("cuda", "cpu"):
+        return fused_module(p.device).unsupported(p)
     return f"no fused kernel for {p.device.type}"
 
 
-def fused_backend(device: torch.device) -> Any:
-    """The module with the device's fused backend."""
-    return _module("cuda" if device.type == "cuda" else "native")
-
-
-def _module(name: str) -> Any:
-    """A fused backend, imported at its first use."""
-    return importlib.import_module(f".{name}", __package__)
+def fused_module(device: torch.device) -> Any:
+    """The module with the device's fused backend, imported at its first use."""
+    name = ".cuda" if device.type == "cuda" else ".native"
+    return importlib.import_module(name, __package__)

@@ -1,90 +1,150 @@
-"""What the passes work on: the blocks that have a gradient in this step."""
+"""What the passes in torch calls work on: the tensors of the blocks that have a gradient."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import geometry
+from .dtensor import as_real
+from .geometry import flat, is_dense, same_strides, total
+from .rounding import round_stochastically
+
+# Entries that a pass holds copies of at a time: what fits into a CPU's cache, and elsewhere enough
+# that launches do not count. It bounds the memory a step needs beside its state.
+PIECE = {"cpu": 1 << 17}
+LARGE_PIECE = 1 << 22
 
 
-class Blocks:
-    """Lists of real tensors, one entry per block: w, g, m, v, g⁻ and the slice of g it is of.
+@dataclass
+class Block:
+    """The real tensors of one parameter; of a sharded one, this rank's shards.
 
-    Of a sharded parameter they are this rank's shards.
-
-    ``replace`` is for the differentiable backend: the lists then take the new tensors in the
-    place of the old ones, which autograd may still need. ``shared``: a block may have one second
-    moment, and then v does not count.
+    ``rows`` is None where the parameter is one block. Otherwise its rows are blocks of their own,
+    ``rows`` of them from ``first_row`` on lie here.
     """
 
-    def __init__(self, scalar: torch.dtype, replace: bool, shared: bool = False) -> None:
-        self.scalar, self.replace, self.shared = scalar, replace, shared
-        self.slots: list[int] = []  # the blocks' places in the vectors of the law
-        self.w: list[Tensor] = []
-        self.g: list[Tensor] = []
-        self.m: list[Tensor] = []
-        self.v: list[Tensor] = []
-        self.previous: list[Any] = []  # Tensor or None
-        self.sampled: list[Any] = []
-        self.ratios: list[float] = []  # what κ of the slice is multiplied by
-        self.seeds: list[int | None] = []  # for stochastic rounding; None: to nearest
-        self.places: list[Tensor | None] = []  # for it: in the whole tensor; None: as in memory
+    member: int  # its number in the bucket
+    w: Tensor
+    g: Tensor
+    m: Tensor
+    v: Tensor | None = None
+    previous: Tensor | None = None  # g⁻
+    sampled: Tensor | None = None  # the part of g that it is of
+    ratio: float = 1.0  # what κ of that part is multiplied by
+    seed: int | None = None  # for stochastic rounding; None: to nearest
+    places: Tensor | None = None  # for it: in the whole tensor; None: as in memory
+    rows: int | None = None
+    first_row: int = 0
 
-    def __len__(self) -> int:
-        return len(self.slots)
+    def pieces(self, *tensors: Tensor, whole: bool = False) -> Iterator[Piece]:
+        """Tensors of the block's shape in parts that bound the memory a pass needs."""
+        first, limit = tensors[0], PIECE.get(tensors[0].device.type, LARGE_PIECE)
+        whole = whole or self.places is not None or torch.compiler.is_compiling()
+        if whole or first.numel() <= limit:
+            yield Piece(list(tensors), slice(None))
+        elif self.rows is not None:
+            length = max(1, limit * self.rows // first.numel())
+            for start in range(0, self.rows, length):
+                part = slice(start, min(start + length, self.rows))
+                yield Piece([x[part] for x in tensors], part)
+        elif is_dense(first) and all(
+            same_strides(x.stride(), first.stride(), first.shape) for x in tensors
+        ):
+            lines = [flat(x) for x in tensors]
+            for start in range(0, first.numel(), limit):
+                yield Piece([x[start : start + limit] for x in lines], slice(None), start)
+        else:
+            yield Piece(list(tensors), slice(None))
 
-    def add(
-        self,
-        slot: int,
-        p: Tensor,
-        g: Tensor,
-        state: dict[str, Any],
-        rows: tuple[int, int] | None = None,
-        ratio: float = 1.0,
-        seed: int | None = None,
-        places: Tensor | None = None,
-    ) -> None:
-        """``rows``: the first and the number of those that g⁻ is of, if not of all of them."""
-        previous, sampled = state.get("previous_grad"), None
-        if previous is not None:
-            sampled = geometry.as_real(g if rows is None else g.narrow(0, *rows))
-        self.slots.append(slot)
-        self.w.append(geometry.as_real(p.clone() if self.replace else p))
-        self.g.append(geometry.as_real(g))
-        self.m.append(geometry.as_real(state["exp_avg"]))
-        self.v.append(geometry.as_real(state["exp_avg_sq"]))
-        self.previous.append(previous)
-        self.sampled.append(sampled)
-        self.ratios.append(ratio)
-        self.seeds.append(seed)
-        self.places.append(places)
+    def shape(self, coefficient: Tensor) -> Tensor:
+        """A block's numbers, one or one per row, so that they multiply its tensors."""
+        if self.rows is None:
+            return coefficient[0]
+        return coefficient.narrow(0, self.first_row, self.rows).view(-1, *(1,) * (self.w.dim() - 1))
+
+
+@dataclass
+class Piece:
+    """Parts of tensors, the rows they are of, and where they start in memory if they are flat."""
+
+    tensors: list[Tensor]
+    rows: slice
+    start: int | None = None
+
+    def of(self, coefficient: Tensor) -> Tensor:
+        """The numbers of a block, shaped by :meth:`Block.shape`, for this piece."""
+        return coefficient if coefficient.dim() == 0 else coefficient[self.rows]
+
+
+class Blocks(list[Block]):
+    """The blocks of a step; ``sizes``: how many places each member of the bucket has in vectors.
+
+    ``replace`` is for the differentiable backend: new tensors then take the place of the old ones,
+    which autograd may still need.
+    """
+
+    def __init__(self, scalar: torch.dtype, sizes: list[int], replace: bool = False) -> None:
+        super().__init__()
+        self.scalar, self.sizes, self.replace = scalar, sizes, replace
+        self.plain = all(size == 1 for size in sizes)
 
     def pick(self, vector: Tensor) -> list[Tensor]:
-        """The entries of a law's vector that belong to these blocks, as 0-D tensors."""
-        entries = vector.unbind()
-        return [entries[slot] for slot in self.slots]
+        """A law's vector as the blocks' own numbers, each shaped to multiply its tensors."""
+        if self.plain:
+            entries = vector.unbind()
+            return [entries[block.member] for block in self]
+        entries = vector.split(self.sizes)
+        return [block.shape(entries[block.member]) for block in self]
 
-    def write(self, column: list[Any], i: int, value: Tensor) -> None:
+    def products(self, block: Block, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """⟨x, y⟩ of every pair, a row for each block: of the whole, or of each of its rows."""
+        if block.rows is None:
+            return torch.stack([total(x * y) for x, y in pairs])
+        return torch.stack([(x * y).flatten(1).sum(1) for x, y in pairs], dim=1)
+
+    def add(self, block: Block, sums: list[Tensor]) -> Tensor:
+        """The sums of a block's pieces together: added, or row under row."""
+        if block.rows is not None:
+            return torch.cat(sums)
+        return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+    def write(self, block: Block, name: str, part: Tensor, value: Tensor) -> None:
+        """``value`` into ``part`` of the block's tensor; or, differentiably, in its place."""
         if self.replace:
-            column[i] = value.to(column[i].dtype)
+            setattr(block, name, value.to(part.dtype))
         else:
-            column[i].copy_(value)
+            part.copy_(value)
 
-    def write_weight(self, i: int, value: Tensor, steps: list[Tensor]) -> None:
+    def write_weight(self, block: Block, piece: Piece, value: Tensor, step: Tensor) -> None:
         """The new weight in its own precision."""
-        seed = self.seeds[i]
-        if seed is not None:
-            value = geometry.round_stochastically(value, steps[i], seed, self.places[i])
-        self.write(self.w, i, value)
+        part = piece.tensors[0]
+        if block.seed is not None:
+            places = block.places
+            if places is None and piece.start is not None:
+                places = torch.arange(piece.start, piece.start + part.numel(), device=part.device)
+            elif places is None:
+                memory = torch.arange(block.w.numel(), device=part.device)
+                places = memory.as_strided(block.w.shape, block.w.stride())
+                places = places[piece.rows] if places.dim() else places
+            value = round_stochastically(value, piece.of(step), block.seed, places)
+        self.write(block, "w", part, value)
 
-    def put_back(self, i: int, p: Tensor, state: dict[str, Any]) -> None:
-        """After a differentiable step: the new tensors become the parameter and its state."""
-        complex_like = torch.view_as_complex if p.is_complex() else lambda x: x
-        p.copy_(complex_like(self.w[i]))
-        state["exp_avg"] = complex_like(self.m[i])
-        state["exp_avg_sq"] = complex_like(self.v[i])
-        if self.previous[i] is not None:
-            state["previous_grad"] = self.previous[i]
+
+def block_of(
+    member: int, p: Tensor, g: Tensor, state: dict[str, Any], clone: bool = False, **more: Any
+) -> Block:
+    """A block from a parameter, its gradient and its buffers."""
+    v = state.get("exp_avg_sq")
+    return Block(
+        member,
+        as_real(p.clone() if clone else p),
+        as_real(g),
+        as_real(state["exp_avg"]),
+        None if v is None else as_real(v),
+        previous=state.get("previous_grad"),
+        **more,
+    )

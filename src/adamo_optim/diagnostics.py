@@ -8,18 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import geometry
-from .state import Bucket, Record
 
-
-def quantities(last: Record) -> dict[str, Tensor]:
-    """The diagnostics of one step as vectors over the blocks; no synchronisation.
+def of_adamo(record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The diagnostics of a step of AdamO as vectors over the blocks; no synchronisation.
 
     ========================  =================================================================
     norm                      ‖w‖ before the step
     gradient_norm             ‖g‖
     eta_radial                η_ρ,t
-    tau                       smoothed curvature; NaN while there is none, or if the norm is kept
+    tau                       smoothed curvature; NaN while there is none
     radial_share_gradient     ‖φ^ρ(g)‖²/‖g‖²
     radial_share_update       the same for the step of the weight, decay included
     angle                     how far the step turned w, in radians
@@ -28,52 +25,73 @@ def quantities(last: Record) -> dict[str, Tensor]:
     guard_factor              1 where the radial factor of the step met its bound
     guard_decay               1 where decay was skipped for a small norm
     guard_update              1 where the root mean square of Adam's quotient met its bound
-    guard_turn                1 where the angle of a turn met its bound
     guard_noise               1 where the tangential gradient was at rounding level
-    guard_nonfinite           1 where gradient or norm was not finite and the block was left alone
+    guard_skipped             1 where ‖g‖² or ‖w‖² was more than the buffers hold, or not finite
     ========================  =================================================================
     """
-    sums, first, second = last.sums, last.first, last.second
-    nan = torch.full_like(sums.ww, torch.nan)
-    ww = torch.where(sums.ww > 0, sums.ww, nan)
-    gg = torch.where(sums.gg > 0, sums.gg, nan)
-    along = torch.where(sums.ww > 0, last.uw / sums.ww, 0)
-    across = (last.uu - last.uw * along).clamp(min=0)  # ‖u^θ‖²
-    radial = second.a1 - second.b * along  # the step along w, in units of w
-    radial_sq, tangential_sq = radial**2 * ww, second.b**2 * across
+    r = record
+    nan = torch.full_like(r["ww"], torch.nan)
+    ww = torch.where(r["ww"] > 0, r["ww"], nan)
+    gg = torch.where(r["gg"] > 0, r["gg"], nan)
+    along = torch.where(r["ww"] > 0, r["uw"] / r["ww"], 0)
+    across = (r["uu"] - r["uw"] * along).clamp(min=0)  # ‖u^θ‖²
+    radial = r["a1"] - r["b"] * along  # the step along w, in units of w
+    radial_sq, tangential_sq = radial**2 * ww, r["b"] ** 2 * across
+    tau = memory["tau"]
     return {
-        "norm": sums.ww.sqrt(),
-        "gradient_norm": sums.gg.sqrt(),
-        "eta_radial": torch.where(first.low_dim, nan, first.eta_radial),
-        "tau": torch.where(last.tau < 0, nan, last.tau),
-        "radial_share_gradient": sums.gw**2 / (gg * ww),
+        "norm": r["ww"].sqrt(),
+        "gradient_norm": r["gg"].sqrt(),
+        "eta_radial": torch.where(r["low_dim"] > 0, nan, r["eta_radial"]),
+        "tau": torch.where(tau < 0, nan, tau),
+        "radial_share_gradient": r["gw"] ** 2 / (gg * ww),
         "radial_share_update": radial_sq / (radial_sq + tangential_sq),
         "angle": torch.atan2(tangential_sq.sqrt(), (1 + radial) * ww.sqrt()),
-        "scale_invariant": first.scale_invariant.to(ww.dtype),
-        "guard_scale": first.guarded_scale.to(ww.dtype),
-        "guard_factor": second.guarded_factor.to(ww.dtype),
-        "guard_decay": second.guarded_decay.to(ww.dtype),
-        "guard_update": second.guarded_update.to(ww.dtype),
-        "guard_turn": second.guarded_turn.to(ww.dtype),
-        "guard_noise": (first.live & ~first.use_gradient).to(ww.dtype),
-        "guard_nonfinite": (last.active & ~first.live).to(ww.dtype),
+        "scale_invariant": r["scale_invariant"],
+        "guard_scale": r["guarded_scale"],
+        "guard_factor": r["guarded_factor"],
+        "guard_decay": r["guarded_decay"],
+        "guard_update": r["guarded_update"],
+        "guard_noise": ((r["live"] > 0) & ~(r["use_gradient"] > 0)).to(ww.dtype),
+        "guard_skipped": ((r["active"] > 0) & ~(r["live"] > 0)).to(ww.dtype),
     }
 
 
-def collect(buckets: Iterable[Bucket], synchronize: bool) -> dict[str, dict[str, Any]]:
+def of_turns(record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The diagnostics of the weights that AngularAdamW turned.
+
+    ========================  =================================================================
+    norm                      ‖w‖ before the step; ρ₀ but for rounding
+    gradient_norm             ‖g‖
+    angle                     how far the step turned w, in radians
+    at_max_angle              1 where ``max_angle`` bounded the turn
+    ========================  =================================================================
+    """
+    return {
+        "norm": record["ww"].sqrt(),
+        "gradient_norm": record["gg"].sqrt(),
+        "angle": record["angle"],
+        "at_max_angle": record["at_max_angle"],
+    }
+
+
+def collect(buckets: Iterable[Any], synchronize: bool) -> dict[str, dict[str, Any]]:
     """For each parameter with a gradient in the last step, on the device or as floats.
 
-    A step that a GradScaler had the fused backend skip has no values. On a CPU it has no rows; on
-    CUDA the host does not know of it, and they are NaN.
+    A parameter whose rows are blocks has the mean over its rows. A step that a GradScaler had the
+    fused backend skip has no values: on a CPU no rows, and on CUDA, where the host does not know
+    of it, NaN.
     """
     result: dict[str, dict[str, Any]] = {}
     for bucket in buckets:
-        if bucket.last is None:
+        record = bucket.record()
+        if record is None:
             continue
-        last = bucket.last if isinstance(bucket.last, Record) else bucket.last()
-        vectors = quantities(last)
+        memory = bucket.read()._asdict()
+        vectors = bucket.quantities(record, memory)
         table = torch.stack(list(vectors.values()), dim=1).detach()
-        table = torch.where(last.active[:, None], table, torch.nan)
+        table = torch.where((record["active"] > 0)[:, None], table, torch.nan)
+        if bucket.blocks != len(bucket.members):
+            table = torch.stack([part.mean(0) for part in table.split(bucket.sizes)])
         rows = table.tolist() if synchronize else [row.unbind() for row in table]
         for name, row, present in zip(bucket.names, rows, bucket.present, strict=True):
             if present:
@@ -90,18 +108,3 @@ def flatten_diagnostics(
         for name, row in diagnostics.items()
         for quantity, value in row.items()
     }
-
-
-def refine_rule(p: Tensor, state: dict[str, Any], rule: str, reason: str) -> tuple[str, str]:
-    """What the first step decides: a block that starts at zero follows AdamW for good."""
-    if "initial_norm" not in state:
-        return rule, f"{reason}; {'' if p.requires_grad else 'frozen, '}no state yet"
-    if rule == "low_dim":
-        return rule, reason
-    initial = float(state["initial_norm"])
-    if initial == 0:
-        return "low_dim", f"its norm was 0 at its first step (otherwise {rule}: {reason})"
-    # a sharded one would need the other ranks, and not all of them may be asking
-    if initial < 0 and not geometry.is_sharded(p) and not bool(p.detach().any()):
-        return "low_dim", f"its norm is 0 and no step was taken (otherwise {rule}: {reason})"
-    return rule, reason

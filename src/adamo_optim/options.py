@@ -1,73 +1,28 @@
-"""The options of AdamO: defaults, legal values, and their form as vectors on a device."""
+"""The options of both optimizers: defaults, legal values, and sentences for those that are not."""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .control import NORM_FLOOR, Options
+from .law import NORM_FLOOR
 
 PACKAGE = Path(__file__).parent
-SCHEMA = 1  # of the state and the group options; raised whenever either changes its meaning
-
-DEFAULTS: dict[str, Any] = {
-    "lr": 1e-3,
-    "betas": (0.9, 0.999),
-    "eps": 1e-8,
-    "weight_decay": 0.01,
-    "radial_lr_ratio": 2.0,
-    "radial_lr": None,
-    "radial_beta": 0.9,
-    "curvature_target": "auto",
-    "curvature_beta": 0.9,
-    "previous_gradient": "exact",
-    "decay_lr": "radial",
-    "tangential": "auto",
-    "angular_rms": 0.015,
-    "radial": "adam",
-    "second_moment": "auto",
-    "low_dim": "auto",
-    "low_dim_scale": 1.0,
-    "low_dim_decay": None,
-    "delta": None,
-    "wd_ratio": 1.0,
-    "guard": True,
-    "rounding": "nearest",
-    "maximize": False,
-    "foreach": None,
-    "fused": None,
-    "capturable": False,
-    "differentiable": False,
-    "rule": "auto",
-    "rule_reason": "",
-    "schema": SCHEMA,
-}
-
-# The form of the step in the paper: SGD on the norm, an additive tangential step, plain Adam for
-# low-dimensional parameters.
-FORM: dict[str, Any] = {
-    "radial": "sgd",
-    "tangential": "additive",
-    "angular_rms": None,
-    "second_moment": "entry",
-    "low_dim_decay": 0.0,
-}
-
-# That form with numbers that are safe to start from.
-RADIAL_SGD: dict[str, Any] = {**FORM, "radial_lr_ratio": 100.0, "weight_decay": 1e-3}
+RULES = ("auto", "general", "scale_invariant", "low_dim")
 
 # AdamO on CIFAR-100, section 3.1 of the paper, to the letter. δ = 0.1 and wd_ratio = 0.5 are
 # switched on at epoch 200 there; τ_target is printed nowhere, 1.0 makes Eq. 6 read η_ρ/√τ.
 PAPER: dict[str, Any] = {
-    **FORM,
     "lr": 8e-4,
     "radial_lr": 5e-3,
     "weight_decay": 2e-4,
@@ -78,60 +33,79 @@ PAPER: dict[str, Any] = {
 CHOICES: dict[str, tuple[str, ...]] = {
     "previous_gradient": ("exact", "bfloat16", "sampled"),
     "decay_lr": ("radial", "tangential"),
-    "tangential": ("additive", "angular", "auto"),
-    "radial": ("sgd", "adam"),
-    "second_moment": ("entry", "block", "auto"),
+    "block": ("tensor", "row"),
     "rounding": ("nearest", "stochastic"),
-    "rule": ("auto", "general", "scale_invariant", "low_dim"),
+    "rule": RULES,
 }
 
 # name: (lower bound, is it legal itself, upper bound, is it legal itself)
-RANGES: dict[str, tuple[float, bool, float, bool]] = {
-    "lr": (0.0, True, math.inf, False),
-    "eps": (0.0, True, math.inf, False),
-    "weight_decay": (0.0, True, math.inf, False),
-    "radial_lr_ratio": (0.0, True, math.inf, False),
-    "radial_lr": (0.0, True, math.inf, False),
-    "radial_beta": (0.0, True, 1.0, False),
-    "curvature_target": (0.0, False, math.inf, False),
-    "curvature_beta": (0.0, True, 1.0, False),
+Bounds = tuple[float, bool, float, bool]
+NOT_NEGATIVE: Bounds = (0.0, True, math.inf, False)
+POSITIVE: Bounds = (0.0, False, math.inf, False)
+SHARE: Bounds = (0.0, True, 1.0, False)
+RANGES: dict[str, Bounds] = {
+    "lr": NOT_NEGATIVE,
+    "eps": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+    "radial_lr_ratio": NOT_NEGATIVE,
+    "radial_lr": NOT_NEGATIVE,
+    "radial_beta": SHARE,
+    "curvature_target": POSITIVE,
+    "curvature_beta": SHARE,
     "low_dim_scale": (0.0, False, 1.0, True),
-    "low_dim_decay": (0.0, True, math.inf, False),
-    "delta": (0.0, False, math.inf, False),
-    "angular_rms": (0.0, False, math.inf, False),
-    "wd_ratio": (0.0, True, math.inf, False),
+    "delta": POSITIVE,
+    "wd_ratio": NOT_NEGATIVE,
+    "angular_rms": POSITIVE,
+    "max_angle": (0.0, False, math.pi / 2, True),
 }
-# None switches them off; radial_lr then follows radial_lr_ratio, and low_dim_decay weight_decay
-OPTIONAL = ("radial_lr", "curvature_target", "delta", "angular_rms", "low_dim_decay")
+OPTIONAL = ("radial_lr", "curvature_target", "delta", "angular_rms")  # None switches them off
+FLAGS = ("guard", "maximize", "capturable", "differentiable")
+OTHERS = ("betas", "low_dim", "foreach", "fused")
+NAMES = (*RANGES, *CHOICES, *FLAGS, *OTHERS)
 
-WORDS = {"curvature_target": "auto", "angular_rms": "equilibrium"}  # in place of a number
+# What people write who come from elsewhere.
+MEANT = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "decay": "weight_decay",
+    "beta": "betas",
+    "epsilon": "eps",
+}
+FOREIGN = {
+    "amsgrad": "amsgrad=True keeps a maximum of second moments, which {} does not have; leave it "
+    "out, or stay with torch.optim.AdamW",
+}
+COLLAPSE_DECAY = 1e-3  # decay per step above which AdamO's constructor warns
 
-COLLAPSE_DECAY = 1e-3  # decay per step above which the constructor warns
 
-
-def check_options(options: dict[str, Any], reads_devices: bool = True) -> None:
+def check_options(options: Mapping[str, Any], reads_devices: bool = True) -> None:
     """Raise ``ValueError`` with name, value and legal range for the first bad option.
 
-    With ``reads_devices=False``, in a step, tensors on a device are taken on trust: no waiting.
+    Only the options that are there are looked at: the two optimizers have different ones. With
+    ``reads_devices=False``, in a step, tensors on a device are taken on trust: no waiting.
     """
-    for name in RANGES:
+    for name in RANGES.keys() & options.keys():
         value = options[name]
-        if value is None and name in OPTIONAL:
-            continue
-        if isinstance(value, str) and value == WORDS.get(name):
-            continue
-        check_number(name, value, RANGES[name], reads_devices)
+        optional = value is None and name in OPTIONAL
+        automatic = name == "curvature_target" and isinstance(value, str) and value == "auto"
+        if not optional and not automatic:
+            check_number(name, value, RANGES[name], reads_devices)
     for i, beta in enumerate(as_pair(options["betas"])):
-        check_number(f"betas[{i}]", beta, (0.0, True, 1.0, False), reads_devices)
-    for name, choices in CHOICES.items():
-        if options[name] not in choices:
-            legal = ", ".join(repr(c) for c in choices)
+        check_number(f"betas[{i}]", beta, SHARE, reads_devices)
+    for name in CHOICES.keys() & options.keys():
+        if options[name] not in CHOICES[name]:
+            legal = ", ".join(map(repr, CHOICES[name]))
             raise ValueError(f"{name} must be one of {legal}, got {options[name]!r}")
-    check_low_dim(options["low_dim"])
-    for name in ("guard", "maximize", "capturable", "differentiable"):
+    for name in options.keys() & set(FLAGS):
         if not isinstance(options[name], bool):
             raise ValueError(f"{name} must be True or False, got {options[name]!r}")
+    check_low_dim(options.get("low_dim", "auto"))
     check_backend(options)
+    if options.get("block") == "row" and options["previous_gradient"] == "sampled":
+        raise ValueError(
+            "previous_gradient='sampled' keeps the gradient of some rows only, and block='row' "
+            "needs every row's: take 'bfloat16' or 'exact'"
+        )
 
 
 def as_pair(betas: Any) -> tuple[Any, Any]:
@@ -144,9 +118,7 @@ def as_pair(betas: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def check_number(
-    name: str, value: Any, bounds: tuple[float, bool, float, bool], reads_devices: bool = True
-) -> None:
+def check_number(name: str, value: Any, bounds: Bounds, reads_devices: bool = True) -> None:
     """One numeric option: a real number or a tensor with one element, inside its bounds."""
     low, low_legal, high, high_legal = bounds
     if isinstance(value, Tensor):
@@ -160,8 +132,8 @@ def check_number(
     if math.isfinite(high):
         legal += f" and {'<=' if high_legal else '<'} {high:g}"
     alternatives = " (or None)" if name in OPTIONAL else ""
-    if name in WORDS:
-        alternatives = f' (or "{WORDS[name]}", or None)'
+    if name == "curvature_target":
+        alternatives = ' (or "auto", or None)'
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name} must be a number {legal}{alternatives}, got {value!r}")
     value = float(value)
@@ -179,7 +151,7 @@ def check_low_dim(value: Any) -> None:
         raise ValueError(f'low_dim must be "auto", None or an integer >= 0, got {value!r}')
 
 
-def check_backend(options: dict[str, Any]) -> None:
+def check_backend(options: Mapping[str, Any]) -> None:
     for name in ("foreach", "fused"):
         if options[name] not in (None, True, False):
             raise ValueError(f"{name} must be True, False or None, got {options[name]!r}")
@@ -191,13 +163,53 @@ def check_backend(options: dict[str, Any]) -> None:
         raise RuntimeError("`foreach` does not support `differentiable`")
 
 
-def low_dim_decay(options: dict[str, Any]) -> Any:
-    """λ of low-dimensional parameters: their own, or that of the others."""
-    own = options["low_dim_decay"]
-    return options["weight_decay"] if own is None else own
+# ---- names that are none -----------------------------------------------------------------------
 
 
-def decay_per_step(options: dict[str, Any]) -> float:
+def refuse_misspelt(names: Iterable[str], where: str) -> None:
+    """Raise for a name that is no option of either optimizer, but close to one.
+
+    A group may carry keys of others, such as timm's ``lr_scale``: these pass.
+    """
+    for name in names:
+        meant = MEANT.get(name)
+        if name not in NAMES and meant is None:
+            meant = next(iter(difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.85)), None)
+        if meant is not None:
+            raise ValueError(f"{where} has {name!r}: did you mean {meant!r}?")
+
+
+def explain_mistakes(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that answers an unknown argument, or a model, with a sentence."""
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        name = type(self).__name__
+        params = args[0] if args else options.get("params")
+        if isinstance(params, nn.Module):
+            raise TypeError(
+                f"{name} takes parameters, not a model: write {name}(param_groups(model, "
+                "example_batch), ...) or model.parameters()"
+            )
+        for option in options.keys() - known.keys():
+            if option in FOREIGN:
+                raise TypeError(FOREIGN[option].format(name))
+            close = difflib.get_close_matches(option, known, n=1)
+            meant = MEANT.get(option) or (close[0] if close else None)
+            hint = (
+                f": did you mean {meant!r}?" if meant else f"; it has {', '.join(list(known)[2:])}"
+            )
+            raise TypeError(f"{name} has no option {option!r}{hint}")
+        init(self, *args, **options)
+
+    return checked
+
+
+# ---- weight decay of another kind --------------------------------------------------------------
+
+
+def decay_per_step(options: Mapping[str, Any]) -> float:
     """How much of a weight decay takes away in one step, before curvature scales it."""
     lr, ratio, absolute = (options[k] for k in ("lr", "radial_lr_ratio", "radial_lr"))
     if options["decay_lr"] == "radial":
@@ -206,12 +218,8 @@ def decay_per_step(options: dict[str, Any]) -> float:
     return decay.item() if isinstance(decay, Tensor) else float(decay)
 
 
-def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
-    """Someone used to AdamW's weight_decay = 0.1 is told what it means here.
-
-    Not under ``radial="adam"``: Adam's radial part pushes back, as it does in AdamW.
-    """
-    groups = [group for group in groups if group["radial"] == "sgd"]
+def warn_of_collapse(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Someone used to AdamW's weight_decay = 0.1 is told what it means to AdamO."""
     worst = max(groups, key=decay_per_step, default=None)
     decay = decay_per_step(worst) if worst else 0.0
     if worst is None or decay <= COLLAPSE_DECAY * (1 + 1e-6):
@@ -223,10 +231,9 @@ def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
         fate = "Nothing will stop it with guard=False; the fit"
     warnings.warn(
         f"weight_decay={worst['weight_decay']} takes {decay:.2g} of every weight away per "
-        f"step (half of it in about {max(1, round(steps))} steps): with radial='sgd' the weight "
-        f"decay is SGD's, around 1e-3 with radial_lr_ratio=100. {fate} will suffer. Coming from "
-        "AdamW, divide weight_decay by radial_lr_ratio (AdamO.from_adamw does), or take "
-        "radial='adam'.",
+        f"step (half of it in about {max(1, round(steps))} steps): AdamO's weight decay is SGD's, "
+        f"around 1e-3 with radial_lr_ratio=100. {fate} will suffer. Coming from AdamW, divide "
+        "weight_decay by radial_lr_ratio.",
         UserWarning,
         stacklevel=users_level(),
     )
@@ -235,97 +242,6 @@ def warn_of_collapse(groups: Sequence[dict[str, Any]]) -> None:
 def users_level() -> int:
     """The ``stacklevel`` of the first line outside this package, for the caller's warning."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and Path(frame.f_code.co_filename).parent == PACKAGE:
+    while frame.f_back is not None and PACKAGE in Path(frame.f_code.co_filename).parents:
         frame, level = frame.f_back, level + 1
     return level
-
-
-class OptionTable:
-    """The groups' options as vectors over the blocks of one device.
-
-    The numbers travel to the device only when one has changed; options that are tensors on that
-    device are read there in every step, so that a replayed CUDA graph sees their new values.
-    """
-
-    def __init__(self, sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype, self.sizes = device, dtype, sizes
-        index = [i for i, size in enumerate(sizes) for _ in range(size)]
-        self.index = torch.tensor(index, dtype=torch.long, device=device)
-        self.rows: list[tuple[float, ...]] = []
-        self.small = self.matrix = torch.empty(0)
-        self.vectors: Options | None = None
-
-    def __call__(self, groups: Sequence[dict[str, Any]], differentiable: bool = False) -> Options:
-        tensors: list[tuple[int, int, Tensor]] = []
-        rows = []
-        for i, group in enumerate(groups):
-            try:
-                row = list(as_numbers(group))
-            except (KeyError, TypeError, ValueError):
-                check_options(group)  # says which option is wrong
-                raise
-            for j, value in enumerate(row):
-                if isinstance(value, Tensor):
-                    if differentiable or value.device.type != "cpu":
-                        tensors.append((j, i, value))
-                        row[j] = 0.0
-                    else:
-                        row[j] = value.item()
-            rows.append(tuple(row))
-        if rows != self.rows or self.vectors is None:
-            for i, (group, row) in enumerate(zip(groups, rows, strict=True)):
-                if self.vectors is None or row[1:] != self.rows[i][1:]:
-                    check_options(group, reads_devices=False)
-                elif row != self.rows[i]:  # a scheduler has moved lr, which comes first
-                    check_number("lr", group["lr"], RANGES["lr"], reads_devices=False)
-            self.small = torch.tensor(rows, dtype=self.dtype, device="cpu").T.contiguous()
-            self.matrix = self.small.to(self.device, non_blocking=True)[:, self.index]
-            self.rows, self.vectors = rows, Options(*self.matrix.unbind())
-        return self.with_tensors(tensors) if tensors else self.vectors
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What a step reads, on the host and on the device."""
-        return self.small, self.matrix, self.index
-
-    def matrix_of(self, options: Options) -> Tensor:
-        """The vectors as one matrix, one row per option."""
-        return self.matrix if options is self.vectors else torch.stack(list(options))
-
-    def with_tensors(self, tensors: list[tuple[int, int, Tensor]]) -> Options:
-        """The vectors with device tensors filled in at (option, group)."""
-        columns = list(self.matrix.unbind())
-        for row, group, value in tensors:
-            value = value.to(self.device, self.dtype).reshape(())
-            columns[row] = torch.where(self.index == group, value, columns[row])
-        return Options(*columns)
-
-
-def as_numbers(group: dict[str, Any]) -> Iterator[float | Tensor]:
-    """A group's options as numbers, in the order of :class:`~adamo_optim.control.Options`."""
-    target = group["curvature_target"]
-    yield group["lr"]
-    yield from group["betas"]
-    yield group["eps"]
-    yield group["weight_decay"]
-    yield group["radial_lr_ratio"]
-    yield _or_nan(group["radial_lr"])
-    yield group["radial_beta"]
-    yield float(target == "auto")
-    yield _or_nan(None if target == "auto" else target)
-    yield group["curvature_beta"]
-    yield float(group["decay_lr"] == "tangential")
-    yield {"additive": 0.0, "auto": 0.5, "angular": 1.0}[group["tangential"]]
-    yield group["low_dim_scale"]
-    yield _or_nan(group["delta"])
-    yield group["wd_ratio"]
-    yield float(group["guard"])
-    yield -1.0 if group["maximize"] else 1.0
-    rms = group["angular_rms"]
-    yield 0.0 if isinstance(rms, str) else _or_nan(rms)
-    yield float(group["radial"] == "adam")
-    yield {"entry": 0.0, "auto": 0.5, "block": 1.0}[group["second_moment"]]
-    yield low_dim_decay(group)
-
-
-def _or_nan(value: float | Tensor | None) -> float | Tensor:
-    return math.nan if value is None else value

@@ -1,4 +1,5 @@
-/* One step of AdamO on the CPU for a list of blocks: pass 1, law 1, pass 2, law 2, pass 3.
+/* One step on the CPU for a list of blocks. AdamO: pass 1, law, pass 2, law, pass 3. A weight that
+   turns: pass 1, law, pass 2.
 
    A small block goes through all of it on one thread, so that its later passes find it in cache.
    A large one is split into chunks, which the threads take one by one; whoever finishes the last
@@ -9,7 +10,7 @@
    Of a sharded parameter a block is this process's shard. Then Python calls one pass at a time and
    adds up the sums of all processes in between, and the laws come before the pass that needs them.
 
-     law.h       the two laws of control.py     tensors.h   reads torch tensors
+     law.h       the laws, made of law.py       tensors.h   reads torch tensors
      passes.h    the passes over one chunk      threads.h   the helper threads
      floats.h    bfloat16 and float16                                                         */
 
@@ -33,8 +34,9 @@ enum {
     TILE = 128,        /* elements that a pass handles at a time; a multiple of LANES */
     CHUNK = 16384,     /* elements of a task, and of one term in a total; a multiple of TILE */
     WHOLE = 4,         /* a block of at most this many chunks is a single task */
-    SUMS = 5,          /* what pass 1 reduces */
-    PRODUCTS = 2,      /* what pass 2 reduces */
+    SUMS = 5,          /* what pass 1 reduces: the first fields of a row, ww to mw */
+    PRODUCTS = 2,      /* what pass 2 reduces: uw and uu */
+    TURN_SUMS = 4,     /* what pass 1 reduces of a weight that turns: ww to mm */
 };
 
 /* ---- blocks and chunks ------------------------------------------------------------------------ */
@@ -46,6 +48,29 @@ typedef struct {
 
 typedef struct Passes Passes;
 
+/* The numbers of one block, all of them doubles: they are copied from and to columns of matrices. */
+typedef struct {
+    Options options;
+    Traits traits;
+    Memory memory;
+    Row row;
+} AdamO;
+
+typedef struct {
+    TurnOptions options;
+    TurnTraits traits;
+    TurnMemory memory;
+    TurnRow row;
+} Turning;
+
+typedef union {
+    AdamO adamo;
+    Turning turning;
+    double numbers[sizeof(AdamO) / sizeof(double)];
+} Law;
+
+typedef enum { REDUCE, MOMENTS, APPLY, DONE } Phase;
+
 typedef struct {
     Array w, g, m, v;
     Array previous, slice;          /* g⁻, and the part of g that it is of */
@@ -56,24 +81,24 @@ typedef struct {
     bool stochastic;                /* bfloat16 weights are rounded at random, */
     uint32_t number;                /* with this and the step count as the key */
 
-    int64_t slot;                   /* its place in the vectors of the law */
-    Options options;
-    Traits traits;
-    Memory memory;
-    Row *row;
+    bool turns;                     /* which of the two optimizers it is updated by */
+    int64_t slot;                   /* its column in the matrices */
+    Law law;
 
     const Passes *passes;
     int64_t chunks;
     double *sums;                   /* per chunk */
-    enum { REDUCE, MOMENTS, APPLY, DONE } phase;
+    Phase phase;
     bool alone;                     /* this pass only: its sums are not the whole block's */
     int64_t tasks, taken, finished; /* of this phase; 0 tasks: done. Guarded by the job's lock. */
 } Block;
 
 struct Passes {
     void (*reduce)(const Block *, int64_t chunk, double *sums);
-    void (*moments)(const Block *, const Row *, int64_t chunk, double *sums);
-    void (*apply)(const Block *, const Row *, int64_t chunk);
+    void (*moments)(const Block *, int64_t chunk, double *sums);
+    void (*apply)(const Block *, int64_t chunk);
+    void (*turn_reduce)(const Block *, int64_t chunk, double *sums);
+    void (*turn_apply)(const Block *, int64_t chunk);
 };
 
 typedef struct {
@@ -161,55 +186,72 @@ static int version; /* the one in use, an index into versions */
 
 /* ---- one block --------------------------------------------------------------------------------- */
 
-/* One chunk of the current pass. Pass 2 goes backwards: it starts with what pass 1 left in cache. */
+/* One chunk of the current pass. The second pass goes backwards: it starts with what the first one
+   left in cache. */
 static void run_chunk(const Block *block, int64_t chunk)
 {
     const Passes *passes = block->passes;
     const int64_t mirrored = block->chunks - 1 - chunk;
+    double *sums = block->sums + chunk * SUMS;
     if (block->phase == REDUCE)
-        passes->reduce(block, chunk, block->sums + chunk * SUMS);
+        (block->turns ? passes->turn_reduce : passes->reduce)(block, chunk, sums);
     else if (block->phase == MOMENTS)
-        passes->moments(block, block->row, mirrored, block->sums + mirrored * PRODUCTS);
+        passes->moments(block, mirrored, block->sums + mirrored * SUMS);
+    else if (block->turns)
+        passes->turn_apply(block, mirrored);
     else
-        passes->apply(block, block->row, chunk);
+        passes->apply(block, chunk);
 }
 
+/* Add up what a pass has summed, in the order of the chunks. */
 static void add_up(const Block *block, int count, double *totals)
 {
     memset(totals, 0, (size_t)count * sizeof *totals);
     for (int64_t chunk = 0; chunk < block->chunks; chunk++)
         for (int i = 0; i < count; i++)
-            totals[i] += block->sums[chunk * count + i];
+            totals[i] += block->sums[chunk * SUMS + i];
 }
 
-/* The law that follows the current pass, and on to the next pass. */
+/* The law that stands before a pass; false: the guard has decided that the block keeps its weight
+   and its whole state. */
+static bool apply_law(Block *block, Phase next, bool active)
+{
+    AdamO *a = &block->law.adamo;
+    Turning *t = &block->law.turning;
+    if (block->turns) {
+        t->row.active = active;
+        turn_law(&t->options, &t->traits, &t->memory, &t->row, active);
+        return active;
+    }
+    if (next == MOMENTS) {
+        a->row.active = active;
+        a->row.uw = a->row.uu = 0;
+        moments_law(&a->options, &a->traits, &a->memory, &a->row, active);
+    }
+    if (next == APPLY || !(a->row.live > 0))
+        weights_law(&a->options, &a->traits, &a->memory, &a->row);
+    return a->row.live > 0;
+}
+
+static Phase after(const Block *block)
+{
+    return block->turns && block->phase == REDUCE ? APPLY : block->phase + 1;
+}
+
+/* What the current pass has summed, and on to the next one. */
 static void end_pass(Block *block)
 {
-    Row *row = block->row;
-    double totals[SUMS];
-    if (block->phase == REDUCE) {
-        add_up(block, SUMS, totals);
-        row->ww = totals[0];
-        row->gw = totals[1];
-        row->gg = totals[2];
-        row->kappa = totals[3] * block->ratio_of_samples;
-        row->mw = totals[4];
-        row->uw = row->uu = 0;
+    AdamO *a = &block->law.adamo;
+    if (block->phase == REDUCE && block->turns) {
+        add_up(block, TURN_SUMS, &block->law.turning.row.ww);
+    } else if (block->phase == REDUCE) {
+        add_up(block, SUMS, &a->row.ww);
+        a->row.kappa *= block->ratio_of_samples;
     } else if (block->phase == MOMENTS) {
-        add_up(block, PRODUCTS, totals);
-        row->uw = totals[0];
-        row->uu = totals[1];
+        add_up(block, PRODUCTS, &a->row.uw);
     }
-    if (block->alone) {
-        block->phase = DONE;
-        return;
-    }
-    if (block->phase == REDUCE)
-        before(&block->options, &block->traits, &block->memory, true, row);
-    if (block->phase == MOMENTS || !row->live)
-        after(&block->options, &block->traits, &block->memory, row);
-    /* not live, the guard's decision: the block keeps its weight and its whole state */
-    block->phase = row->live ? block->phase + 1 : DONE;
+    const Phase next = block->alone ? DONE : after(block);
+    block->phase = next == DONE || apply_law(block, next, true) ? next : DONE;
 }
 
 static void run_whole(Block *block)
@@ -317,107 +359,54 @@ static bool run(Block *blocks, int64_t count, int threads)
     return enough_memory;
 }
 
-/* ---- the vectors of the law --------------------------------------------------------------------- */
+/* ---- the matrices of the law: a row for each number, a column for each block -------------------- */
 
-enum {
-    OPTIONS = sizeof(Options) / sizeof(double),
-    TRAITS = sizeof(Traits) / sizeof(double),
-    MEMORY = sizeof(Memory) / sizeof(double),
-    ROW = sizeof(Row) / sizeof(double),
-};
+enum { OPTIONS, TRAITS, MEMORY, RECORD, MATRICES };
 
 typedef struct {
-    char *data;
-    int64_t stride;
-    Type type; /* FLOAT64, or FLOAT32 for step counts */
-} Vector;
-
-typedef struct {
-    int64_t count; /* blocks */
-    Vector options[OPTIONS], traits[TRAITS], memory[MEMORY];
-    Row *rows;
+    int64_t columns;
+    int64_t rows[MATRICES]; /* how many numbers of a block each holds, in the order of Law */
+    double *data[MATRICES];
 } Table;
 
-static double get(const Vector *vector, int64_t slot)
+static bool read_table(PyObject *matrices[MATRICES], bool turns, Table *table)
 {
-    const void *entry = vector->data + slot * vector->stride;
-    return vector->type == FLOAT64 ? *(const double *)entry : *(const float *)entry;
-}
-
-static void set(const Vector *vector, int64_t slot, double value)
-{
-    void *entry = vector->data + slot * vector->stride;
-    if (vector->type == FLOAT64)
-        *(double *)entry = value;
-    else
-        *(float *)entry = (float)value;
-}
-
-static bool read_vectors(PyObject *tuple, int length, int64_t count, Vector *vectors)
-{
-    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != length) {
-        PyErr_Format(PyExc_ValueError, "expected a tuple of %d vectors", length);
-        return false;
-    }
-    for (int i = 0; i < length; i++) {
+    const size_t sizes[2][MATRICES] = {
+        {sizeof(Options), sizeof(Traits), sizeof(Memory), sizeof(Row)},
+        {sizeof(TurnOptions), sizeof(TurnTraits), sizeof(TurnMemory), sizeof(TurnRow)}};
+    for (int k = 0; k < MATRICES; k++) {
         DLTensor x;
         Type type;
-        if (!view(PyTuple_GetItem(tuple, i), &x, &type))
+        if (!view(matrices[k], &x, &type))
             return false;
-        if (x.ndim != 1 || x.shape[0] != count || (type != FLOAT64 && type != FLOAT32)) {
-            PyErr_SetString(PyExc_ValueError, "expected a vector with one number per block");
+        const int64_t rows = (int64_t)(sizes[turns][k] / sizeof(double));
+        if (x.ndim != 2 || x.shape[0] != rows || type != FLOAT64 || !is_contiguous(&x)
+            || (k > 0 && x.shape[1] != table->columns)) {
+            PyErr_Format(PyExc_ValueError, "expected a matrix of %d rows of float64", (int)rows);
             return false;
         }
-        vectors[i] = (Vector){x.data, x.strides[0] * (type == FLOAT64 ? 8 : 4), type};
+        table->columns = x.shape[1];
+        table->rows[k] = rows;
+        table->data[k] = x.data;
     }
     return true;
 }
 
-static bool read_table(
-    PyObject *options, PyObject *traits, PyObject *memory, PyObject *rows, Table *table)
+static void gather(const Table *table, int64_t slot, Law *law)
 {
-    DLTensor x;
-    Type type;
-    if (!view(rows, &x, &type))
-        return false;
-    if (x.ndim != 2 || x.shape[1] != ROW || type != FLOAT64 || !is_contiguous(&x)) {
-        PyErr_Format(PyExc_ValueError, "expected rows of %d numbers of type float64", (int)ROW);
-        return false;
-    }
-    table->count = x.shape[0];
-    table->rows = x.data;
-    return read_vectors(options, OPTIONS, table->count, table->options)
-        && read_vectors(traits, TRAITS, table->count, table->traits)
-        && read_vectors(memory, MEMORY, table->count, table->memory);
+    double *number = law->numbers;
+    for (int k = 0; k < MATRICES; k++)
+        for (int64_t row = 0; row < table->rows[k]; row++)
+            *number++ = table->data[k][row * table->columns + slot];
 }
 
-/* The scalars of one slot. Structures of doubles are filled and read like arrays. */
-static void gather(const Table *table, int64_t slot, Options *o, Traits *traits, Memory *memory)
+/* What a step changes: memory and record. */
+static void scatter(const Table *table, int64_t slot, const Law *law)
 {
-    for (int i = 0; i < OPTIONS; i++)
-        ((double *)o)[i] = get(&table->options[i], slot);
-    for (int i = 0; i < TRAITS; i++)
-        ((double *)traits)[i] = get(&table->traits[i], slot);
-    for (int i = 0; i < MEMORY; i++)
-        ((double *)memory)[i] = get(&table->memory[i], slot);
-}
-
-static void scatter(const Table *table, int64_t slot, const Memory *memory)
-{
-    for (int i = 0; i < MEMORY; i++)
-        set(&table->memory[i], slot, ((const double *)memory)[i]);
-}
-
-/* The laws of one slot, on the sums in its row. */
-static void apply_laws(const Table *table, int64_t slot, bool active)
-{
-    Options options;
-    Traits traits;
-    Memory memory;
-    gather(table, slot, &options, &traits, &memory);
-    before(&options, &traits, &memory, active, &table->rows[slot]);
-    after(&options, &traits, &memory, &table->rows[slot]);
-    scatter(table, slot, &memory);
+    const double *number = law->numbers + table->rows[OPTIONS] + table->rows[TRAITS];
+    for (int k = MEMORY; k < MATRICES; k++)
+        for (int64_t row = 0; row < table->rows[k]; row++)
+            table->data[k][row * table->columns + slot] = *number++;
 }
 
 /* ---- blocks from Python ------------------------------------------------------------------------- */
@@ -425,7 +414,7 @@ static void apply_laws(const Table *table, int64_t slot, bool active)
 enum { W, G, M, V, PREVIOUS, SLICE, TENSORS };
 
 typedef struct {
-    PyObject *slots, *seeds, *ratios; /* lists with an entry per block */
+    PyObject *slots, *seeds, *ratios; /* lists with an entry per block; a turning one has slots only */
 } Numbers;
 
 /* The tensors of block i. `odd` is set when their layouts do not fit; an error returns false. */
@@ -433,26 +422,29 @@ static bool read_block(Block *block, PyObject *lists[TENSORS], Py_ssize_t i, boo
 {
     DLTensor x[TENSORS];
     Type type[TENSORS];
-    PyObject *previous = PyList_GetItem(lists[PREVIOUS], i);
-    const int count = previous == Py_None ? PREVIOUS : TENSORS;
+    int count = V;
+    if (!block->turns)
+        count = PyList_GetItem(lists[PREVIOUS], i) == Py_None ? PREVIOUS : TENSORS;
     for (int k = 0; k < count; k++) {
         PyObject *tensor = PyList_GetItem(lists[k], i);
         if (!tensor || !view(tensor, &x[k], &type[k]))
             return false;
     }
     const Type real = type[W] == FLOAT64 ? FLOAT64 : FLOAT32;
-    if (type[M] != real || type[V] != real) {
+    if (!block->turns && (type[M] != real || type[V] != real)) {
         PyErr_SetString(PyExc_TypeError, "exp_avg and exp_avg_sq must have the compute dtype");
         return false;
     }
     block->w = (Array){x[W].data, type[W]};
     block->g = (Array){x[G].data, type[G]};
     block->m = (Array){x[M].data, type[M]};
-    block->v = (Array){x[V].data, type[V]};
     block->numel = numel(&x[W]);
     block->passes = versions[version][real == FLOAT64];
-    *odd = !is_dense(&x[W]) || !same_layout(&x[G], &x[W]) || !same_layout(&x[M], &x[W])
-        || !same_layout(&x[V], &x[W]);
+    *odd = !is_dense(&x[W]) || !same_layout(&x[G], &x[W]) || !same_layout(&x[M], &x[W]);
+    if (count == V)
+        return true;
+    block->v = (Array){x[V].data, type[V]};
+    *odd = *odd || !same_layout(&x[V], &x[W]);
     if (count < TENSORS)
         return true;
     block->previous = (Array){x[PREVIOUS].data, type[PREVIOUS]};
@@ -467,14 +459,19 @@ static bool read_block(Block *block, PyObject *lists[TENSORS], Py_ssize_t i, boo
 /* The slot of block i, its ratio of samples, and its seed (None: to nearest). */
 static bool read_numbers(Block *block, const Numbers *numbers, Py_ssize_t i, int64_t count)
 {
-    PyObject *slot = PyList_GetItem(numbers->slots, i), *seed = PyList_GetItem(numbers->seeds, i);
-    PyObject *ratio = PyList_GetItem(numbers->ratios, i);
-    if (!slot || !seed || !ratio)
+    PyObject *slot = PyList_GetItem(numbers->slots, i);
+    if (!slot)
         return false;
-    block->ratio_of_samples = PyFloat_AsDouble(ratio);
     block->slot = PyLong_AsLong(slot);
-    block->stochastic = seed != Py_None && block->w.type == BFLOAT16;
-    block->number = block->stochastic ? (uint32_t)PyLong_AsUnsignedLongMask(seed) : 0;
+    if (!block->turns) {
+        PyObject *seed = PyList_GetItem(numbers->seeds, i);
+        PyObject *ratio = PyList_GetItem(numbers->ratios, i);
+        if (!seed || !ratio)
+            return false;
+        block->ratio_of_samples = PyFloat_AsDouble(ratio);
+        block->stochastic = seed != Py_None && block->w.type == BFLOAT16;
+        block->number = block->stochastic ? (uint32_t)PyLong_AsUnsignedLongMask(seed) : 0;
+    }
     if (!PyErr_Occurred() && (block->slot < 0 || block->slot >= count))
         PyErr_SetString(PyExc_IndexError, "a slot is out of range");
     return !PyErr_Occurred();
@@ -482,18 +479,18 @@ static bool read_numbers(Block *block, const Numbers *numbers, Py_ssize_t i, int
 
 /* All blocks. Returns the list of the odd ones, NULL on error. */
 static PyObject *read_blocks(
-    Block *blocks, PyObject *lists[TENSORS], const Numbers *numbers, const Table *table,
+    Block *blocks, PyObject *lists[TENSORS], const Numbers *numbers, const Table *table, bool turns,
     double inverse_scale)
 {
     PyObject *odd_ones = PyList_New(0);
     for (Py_ssize_t i = 0; odd_ones && i < PyList_Size(numbers->slots); i++) {
         Block *block = &blocks[i];
+        block->turns = turns;
         bool odd = false, bad = !read_block(block, lists, i, &odd);
-        bad = bad || !read_numbers(block, numbers, i, table->count);
+        bad = bad || !read_numbers(block, numbers, i, table->columns);
         if (!bad) {
             block->inverse_scale = inverse_scale;
-            block->row = &table->rows[block->slot];
-            gather(table, block->slot, &block->options, &block->traits, &block->memory);
+            gather(table, block->slot, &block->law);
         }
         if (odd) {
             PyObject *index = PyLong_FromSsize_t(i);
@@ -508,87 +505,53 @@ static PyObject *read_blocks(
 
 /* ---- what Python calls -------------------------------------------------------------------------- */
 
-/* One step: what the blocks' passes and laws are run for. Slots without a block: the laws alone. */
-static bool run_step(Block *blocks, int64_t count, const Table *table, int threads)
+/* One step of the blocks, or, of sharded ones, one pass after the law that it needs: `active` then
+   tells which blocks have a gradient on any rank. Blocks that are not in the list are left alone. */
+static bool run_step(Block *blocks, int64_t count, const Table *table, int threads, Phase phase,
+                     const bool *active)
 {
-    memset(table->rows, 0, (size_t)table->count * sizeof *table->rows);
-    for (int64_t slot = 0, i = 0; slot < table->count; slot++)
-        if (i < count && blocks[i].slot == slot)
-            i++;
-        else
-            apply_laws(table, slot, false);
+    if (phase == REDUCE || phase == DONE)
+        memset(table->data[RECORD], 0,
+               (size_t)(table->rows[RECORD] * table->columns) * sizeof(double));
+    for (int64_t i = 0; i < count && phase != DONE; i++) {
+        blocks[i].alone = true;
+        blocks[i].phase =
+            phase == REDUCE || apply_law(&blocks[i], phase, active[i]) ? phase : DONE;
+    }
     const bool enough_memory = run(blocks, count, threads);
     for (int64_t i = 0; i < count; i++)
-        scatter(table, blocks[i].slot, &blocks[i].memory);
+        scatter(table, blocks[i].slot, &blocks[i].law);
     return enough_memory;
 }
 
-/* One pass alone, after the law that it needs for every slot; `active` is for law 1. */
-static bool run_pass(
-    Block *blocks, int64_t count, const Table *table, int threads, int phase, const bool *active)
+/* The part of `step` and `turn` that is the same. */
+static PyObject *update(
+    PyObject *lists[TENSORS], const Numbers *numbers, PyObject *matrices[MATRICES], bool turns,
+    double inverse_scale, int threads, int phase, PyObject *flags)
 {
-    Options options;
-    Traits traits;
-    Memory memory;
-    if (phase == REDUCE)
-        memset(table->rows, 0, (size_t)table->count * sizeof *table->rows);
-    for (int64_t slot = 0; phase != REDUCE && slot < table->count; slot++) {
-        gather(table, slot, &options, &traits, &memory);
-        if (phase == MOMENTS)
-            before(&options, &traits, &memory, active[slot], &table->rows[slot]);
-        else
-            after(&options, &traits, &memory, &table->rows[slot]);
-        scatter(table, slot, &memory);
-    }
-    for (int64_t i = 0; i < count; i++) {
-        blocks[i].alone = true;
-        blocks[i].phase = phase == REDUCE || blocks[i].row->live ? phase : DONE;
-    }
-    return run(blocks, count, threads);
-}
-
-PyDoc_STRVAR(step_doc,
-    "step(w, g, m, v, previous, slices, slots, seeds, ratios, options, traits, memory, rows, "
-    "inverse_scale, threads, phase=3, active=[])\n\nOne step of the blocks, or one of its passes: "
-    "phase 0, 1 or 2, with one flag per slot for 1.\nReturns the indices of those whose tensors do "
-    "not share one dense layout; nothing has happened then.");
-
-static PyObject *step(PyObject *module, PyObject *args)
-{
-    (void)module;
-    PyObject *lists[TENSORS], *options, *traits, *memory, *rows, *flags = NULL;
-    PyTypeObject *list = &PyList_Type;
-    Numbers numbers;
-    double inverse_scale;
-    int threads, phase = DONE;
-    Table table;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!OOOOdi|iO!", list, &lists[W], list, &lists[G],
-            list, &lists[M], list, &lists[V], list, &lists[PREVIOUS], list, &lists[SLICE], list,
-            &numbers.slots, list, &numbers.seeds, list, &numbers.ratios, &options, &traits, &memory,
-            &rows, &inverse_scale, &threads, &phase, list, &flags)
-        || !read_table(options, traits, memory, rows, &table))
+    Table table = {0};
+    if (!read_table(matrices, turns, &table))
         return NULL;
+    const Py_ssize_t count = PyList_Size(numbers->slots);
+    const bool needs_flags = phase != REDUCE && phase != DONE;
     if (phase < REDUCE || phase > DONE
-        || (phase == MOMENTS && (!flags || PyList_Size(flags) != table.count))) {
-        PyErr_SetString(PyExc_ValueError, "expected a phase from 0 to 3, and flags for phase 1");
+        || (needs_flags && (!flags || PyList_Size(flags) != count))) {
+        PyErr_SetString(PyExc_ValueError, "expected a phase from 0 to 3, and a flag per block");
         return NULL;
     }
-    const Py_ssize_t count = PyList_Size(numbers.slots);
     Block *blocks = calloc((size_t)count + 1, sizeof *blocks);
-    bool *active = calloc((size_t)table.count + 1, sizeof *active);
+    bool *active = calloc((size_t)count + 1, sizeof *active);
     PyObject *odd_ones = NULL;
     if (blocks && active)
-        odd_ones = read_blocks(blocks, lists, &numbers, &table, inverse_scale);
+        odd_ones = read_blocks(blocks, lists, numbers, &table, turns, inverse_scale);
     else
         PyErr_NoMemory();
-    for (int64_t slot = 0; phase == MOMENTS && active && slot < table.count; slot++)
-        active[slot] = PyList_GetItem(flags, slot) == Py_True;
+    for (Py_ssize_t i = 0; needs_flags && active && i < count; i++)
+        active[i] = PyList_GetItem(flags, i) == Py_True;
     if (odd_ones && PyList_Size(odd_ones) == 0) {
         bool enough_memory;
         Py_BEGIN_ALLOW_THREADS
-        enough_memory = phase == DONE
-            ? run_step(blocks, count, &table, threads)
-            : run_pass(blocks, count, &table, threads, phase, active);
+        enough_memory = run_step(blocks, count, &table, threads, (Phase)phase, active);
         Py_END_ALLOW_THREADS
         if (!enough_memory) {
             Py_CLEAR(odd_ones);
@@ -600,24 +563,80 @@ static PyObject *step(PyObject *module, PyObject *args)
     return odd_ones;
 }
 
+PyDoc_STRVAR(step_doc,
+    "step(w, g, m, v, previous, slices, slots, seeds, ratios, options, traits, memory, record, "
+    "inverse_scale, threads, phase=3, active=[])\n\nOne step of AdamO's blocks, or one of its "
+    "passes: phase 0, 1 or 2, with a flag per block for 1\nand 2. Returns the indices of those "
+    "whose tensors do not share one dense layout; nothing has\nhappened then.");
+
+static PyObject *step(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *lists[TENSORS], *matrices[MATRICES], *flags = NULL;
+    PyTypeObject *list = &PyList_Type;
+    Numbers numbers;
+    double inverse_scale;
+    int threads, phase = DONE;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!OOOOdi|iO!", list, &lists[W], list, &lists[G],
+            list, &lists[M], list, &lists[V], list, &lists[PREVIOUS], list, &lists[SLICE], list,
+            &numbers.slots, list, &numbers.seeds, list, &numbers.ratios, &matrices[OPTIONS],
+            &matrices[TRAITS], &matrices[MEMORY], &matrices[RECORD], &inverse_scale, &threads,
+            &phase, list, &flags))
+        return NULL;
+    return update(lists, &numbers, matrices, false, inverse_scale, threads, phase, flags);
+}
+
+PyDoc_STRVAR(turn_doc,
+    "turn(w, g, m, slots, options, traits, memory, record, inverse_scale, threads, phase=3, "
+    "active=[])\n\nThe same for weights that turn, whose passes are phase 0 and 2.");
+
+static PyObject *turn(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *lists[TENSORS] = {0}, *matrices[MATRICES], *flags = NULL;
+    PyTypeObject *list = &PyList_Type;
+    Numbers numbers = {0};
+    double inverse_scale;
+    int threads, phase = DONE;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OOOOdi|iO!", list, &lists[W], list, &lists[G], list,
+            &lists[M], list, &numbers.slots, &matrices[OPTIONS], &matrices[TRAITS],
+            &matrices[MEMORY], &matrices[RECORD], &inverse_scale, &threads, &phase, list, &flags))
+        return NULL;
+    return update(lists, &numbers, matrices, true, inverse_scale, threads, phase, flags);
+}
+
 PyDoc_STRVAR(laws_doc,
-    "laws(options, traits, memory, rows, active)\n\nThe two laws alone, on the sums that the rows "
-    "hold; for tests.");
+    "laws(options, traits, memory, record, active, turns)\n\nThe laws alone, on the sums that the "
+    "record holds; for tests.");
 
 static PyObject *laws(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *options, *traits, *memory, *rows, *active;
-    Table table;
-    if (!PyArg_ParseTuple(args, "OOOOO!", &options, &traits, &memory, &rows, &PyList_Type, &active)
-        || !read_table(options, traits, memory, rows, &table))
+    PyObject *matrices[MATRICES], *active;
+    int turns;
+    Table table = {0};
+    if (!PyArg_ParseTuple(args, "OOOOO!p", &matrices[OPTIONS], &matrices[TRAITS],
+            &matrices[MEMORY], &matrices[RECORD], &PyList_Type, &active, &turns)
+        || !read_table(matrices, turns, &table))
         return NULL;
-    if (PyList_Size(active) != table.count) {
+    if (PyList_Size(active) != table.columns) {
         PyErr_SetString(PyExc_ValueError, "expected one flag per block");
         return NULL;
     }
-    for (int64_t slot = 0; slot < table.count; slot++)
-        apply_laws(&table, slot, PyList_GetItem(active, slot) == Py_True);
+    for (int64_t slot = 0; slot < table.columns; slot++) {
+        const bool here = PyList_GetItem(active, slot) == Py_True;
+        Block block = {.turns = turns};
+        gather(&table, slot, &block.law);
+        Row *row = &block.law.adamo.row;
+        const double products[] = {row->uw, row->uu};
+        apply_law(&block, turns ? APPLY : MOMENTS, here);
+        if (!turns) {
+            row->uw = products[0];
+            row->uu = products[1];
+            apply_law(&block, APPLY, here);
+        }
+        scatter(&table, slot, &block.law);
+    }
     Py_RETURN_NONE;
 }
 
@@ -640,6 +659,7 @@ static PyObject *use(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"step", step, METH_VARARGS, step_doc},
+    {"turn", turn, METH_VARARGS, turn_doc},
     {"laws", laws, METH_VARARGS, laws_doc},
     {"use", use, METH_VARARGS, use_doc},
     {NULL, NULL, 0, NULL},
@@ -660,7 +680,7 @@ static PyModuleDef_Slot slots_of_module[] = {{Py_mod_exec, (void *)execute}, {0,
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_kernel",
-    .m_doc = "One step of AdamO on the CPU.",
+    .m_doc = "One step of AdamO or AngularAdamW on the CPU.",
     .m_methods = methods,
     .m_slots = slots_of_module,
 };

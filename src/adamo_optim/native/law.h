@@ -1,10 +1,5 @@
-/* The scalar law of AdamO for one block: control.py line by line, on doubles.
-
-   control.py is the law; this file only spells it without torch, because the kernel needs it
-   between two passes over a block that is still in cache. tests/test_native.py compares the two
-   on random scalars, field by field. The names are control.py's.
-
-   `where(condition, x, y)` becomes `condition ? x : y`, and clamps keep NaN as torch's do. */
+/* The scalar laws for one block, on doubles.
+   Made of law.py by scripts/generate_laws.py (`make laws`): edit that file, not this one. */
 
 #ifndef ADAMO_LAW_H
 #define ADAMO_LAW_H
@@ -13,19 +8,28 @@
 #include <math.h>
 #include <stdbool.h>
 
-static const double REFERENCE_BETA = 0.999;
-static const double SCALE_LOW = 0.1, SCALE_HIGH = 10.0;   /* SCALE_BOUNDS */
-static const double FACTOR_LOW = 0.5, FACTOR_HIGH = 2.0;  /* FACTOR_BOUNDS */
-static const double NORM_FLOOR = 0.1;
-static const double UPDATE_BOUND = 100.0;
-static const double TURN_BOUND = 0.1;
+static inline double root(double x)
+{
+    return x > 0 ? sqrt(x) : x;
+}
 
-/* These three have the fields of control.py's Options, Traits and Memory, in their order. */
+/* NaN stays NaN. */
+static inline double at_least(double x, double low)
+{
+    return x < low ? low : x;
+}
+
+static inline double at_most(double x, double high)
+{
+    return x > high ? high : x;
+}
+
+/* ---- AdamO ---- */
+
 typedef struct {
-    double lr, beta1, beta2, eps, weight_decay, radial_lr_ratio, radial_lr, radial_beta;
-    double curvature_auto, curvature_target, curvature_beta, decay_tangential, angular;
-    double low_dim_scale, delta, wd_ratio, guard, sign, angular_rms, radial_adam;
-    double second_moment, low_dim_decay;
+    double lr, beta1, beta2, eps, weight_decay, isotropic_decay, radial_lr_ratio, radial_lr,
+        radial_beta, curvature_auto, curvature_target, curvature_beta, low_dim_scale, delta,
+        wd_ratio, guard, sign;
 } Options;
 
 typedef struct {
@@ -34,208 +38,163 @@ typedef struct {
 
 typedef struct {
     double step, radial_momentum, tau, tau_reference, curvature_step, initial_norm;
-    double mean_square;
 } Memory;
 
-/* Everything one step computes about a block: the sums of the passes and control.py's First and
-   Second. A row of the tensor behind Record, so the order is known to native/__init__.py. */
 typedef struct {
-    double ww, gw, gg, kappa, mw;                                             /* pass 1 */
-    double uw, uu;                                                            /* pass 2 */
-    double sign, p, q, beta1, beta2, debias1, debias2, eps, eta_radial;       /* law 1 */
-    double a1, b;                                                             /* law 2 */
-    double tau;
-    bool live, use_gradient, keep_gradient, low_dim, scale_invariant, guarded_scale; /* law 1 */
-    bool guarded_factor, guarded_decay, guarded_update, guarded_turn;         /* law 2 */
+    double ww, gw, gg, kappa, mw, uw, uu, live, use_gradient, keep_gradient, sign, p, q,
+        beta1, beta2, debias1, debias2, eps, low_dim, scale_invariant, eta_radial,
+        guarded_scale, a1, b, guarded_factor, guarded_decay, guarded_update, active;
 } Row;
 
-static inline double clamp(double x, double low, double high)
+static void moments_law(const Options *o, const Traits *traits, Memory *memory, Row *row, bool active)
 {
-    return x < low ? low : x > high ? high : x;
-}
-
-/* η_ρ,t/η_ρ before the guard; updates τ, its slow reference and their counter. */
-static double curvature(const Options *o, Memory *memory, double kappa, double gg, bool live)
-{
-    const bool literal = o->curvature_target > 0;
-    live = live && (literal || o->curvature_auto > 0);
-    if (!live)
-        return 1;
-    kappa = kappa > DBL_MAX ? DBL_MAX : kappa;
-
-    const bool nonzero = gg > 0;
-    memory->curvature_step += nonzero;
-    const bool known_change = memory->curvature_step > 1;
-    const bool counts = nonzero && known_change;
-    if (counts)
-        memory->tau_reference =
-            REFERENCE_BETA * memory->tau_reference + (1 - REFERENCE_BETA) * kappa;
-
-    if (literal || counts) {
-        const double start = literal ? o->curvature_target : kappa;
-        const double previous = memory->tau < 0 ? start : memory->tau;
-        memory->tau = o->curvature_beta * previous + (1 - o->curvature_beta) * kappa;
-    }
-
-    double target = o->curvature_target;
-    if (!literal)
-        target = known_change
-            ? memory->tau_reference / (1 - pow(REFERENCE_BETA, memory->curvature_step - 1)) : 0;
-    return target > 0 ? 1 / sqrt(memory->tau / target + o->eps) : 1;
-}
-
-/* η_ρ before curvature adapts it. */
-static double radial_rate(const Options *o)
-{
-    return isnan(o->radial_lr) ? o->radial_lr_ratio * o->lr : o->radial_lr;
-}
-
-/* A weight that turns and is declared scale-invariant: its norm sets neither the output nor the
-   angle, so it is left alone. */
-static bool keeps_norm(const Options *o, const Traits *traits)
-{
-    return o->angular > 0 && traits->scale_invariant > 0;
-}
-
-/* Law 1. `active`: the block has a gradient in this step. */
-static void before(
-    const Options *o, const Traits *traits, Memory *memory, bool active, Row *row)
-{
-    const bool guard = o->guard > 0;
-    const bool finite = row->gg <= traits->largest_square && isfinite(row->ww);
-    const bool live = active && (finite || !guard);
-    const double gg = live ? row->gg : 0, gw = live ? o->sign * row->gw : 0;
-    const double mw = live ? row->mw : 0;
-    double ww = live ? row->ww : 0;
-
-    if (live && memory->initial_norm < 0)
-        memory->initial_norm = sqrt(ww);
-    /* ‖w₀‖ = 0 is for good: such a block must grow its norm, which Adam does. */
-    const bool low_dim = traits->low_dim > 0 || memory->initial_norm == 0 || ww == 0;
-    const bool tangential = live && !low_dim;
-    ww = low_dim ? 1 : ww; /* a safe divisor */
-
-    memory->step += live;
-    const double t = memory->step > 1 ? memory->step : 1;
-    const bool moves = tangential && !keeps_norm(o, traits);
-    const double scale = curvature(o, memory, live ? row->kappa : 0, gg, moves);
-    const double bounded = guard ? clamp(scale, SCALE_LOW, SCALE_HIGH) : scale;
-
-    /* AdamP's test on the whole tensor; a zero gradient is no evidence. */
-    const double cosine_bound = o->delta * traits->inverse_root * sqrt(gg) * sqrt(ww);
-    const bool by_test = fabs(gw) < cosine_bound && gg > 0;
-
-    if (tangential)
-        memory->radial_momentum =
-            o->radial_beta * memory->radial_momentum + (1 - o->radial_beta) * gw / sqrt(ww);
-    const bool projects = tangential && !(o->radial_adam > 0);
-    const double left = gg - gw * gw / ww, across = left < 0 ? 0 : left; /* ‖g^θ‖² */
-    const bool noise = guard && projects && across <= traits->rounding * gg;
-
-    /* the mean of v, and where it stands for v: u = m̂/(0·√v + (√mean + ε)) */
-    const double square = projects ? (noise ? 0 : across) : gg;
-    const double share = traits->inverse_root * traits->inverse_root;
-    if (live)
-        memory->mean_square = o->beta2 * memory->mean_square + (1 - o->beta2) * square * share;
-    const bool scale_invariant = (traits->scale_invariant > 0 || by_test) && !low_dim;
-    const bool shared =
-        tangential
-        && (o->second_moment == 1 || (o->second_moment > 0 && traits->scale_invariant > 0));
-    const double debias2 = 1 / (1 - pow(o->beta2, t));
-    const double eps = o->eps > traits->smallest_eps ? o->eps : traits->smallest_eps;
-
+    bool guard = o->guard > 0.0;
+    bool fits = (row->gg <= traits->largest_square) && isfinite(row->ww);
+    bool live = active && (fits || !guard);
+    double gw = live ? (o->sign * row->gw) : 0.0;
+    double gg = live ? row->gg : 0.0;
+    double initial_norm = (live && (memory->initial_norm < 0.0)) ? root(row->ww) : memory->initial_norm;
+    bool low_dim = ((traits->low_dim > 0.0) || (initial_norm == 0.0)) || (row->ww == 0.0);
+    bool moves = live && !low_dim;
+    double ww = moves ? row->ww : 1.0;
+    double norm = root(ww);
+    double step = memory->step + (live ? 1.0 : 0.0);
+    double t = at_least(step, 1.0);
+    bool literal = o->curvature_target > 0.0;
+    bool adapts = moves && (literal || (o->curvature_auto > 0.0));
+    double kappa = at_most(row->kappa, 1.7976931348623157e+308);
+    double curvature_count = memory->curvature_step + ((adapts && (gg > 0.0)) ? 1.0 : 0.0);
+    bool curvature_counts = (adapts && (gg > 0.0)) && (curvature_count > 1.0);
+    double curvature_slower = (0.999 * memory->tau_reference) + ((1.0 - 0.999) * kappa);
+    double curvature_reference = curvature_counts ? curvature_slower : memory->tau_reference;
+    double curvature_debias = 1.0 - pow(0.999, at_least((curvature_count - 1.0), 1.0));
+    double curvature_start = literal ? o->curvature_target : kappa;
+    double curvature_previous = (memory->tau < 0.0) ? curvature_start : memory->tau;
+    double curvature_smoothed = (o->curvature_beta * curvature_previous) + ((1.0 - o->curvature_beta) * kappa);
+    double curvature_tau = ((literal && adapts) || (!literal && curvature_counts)) ? curvature_smoothed : memory->tau;
+    double curvature_target = literal ? o->curvature_target : (curvature_reference / curvature_debias);
+    bool curvature_known = (adapts && (literal || (curvature_count > 1.0))) && (curvature_target > 0.0);
+    double curvature_ratio = (curvature_known ? curvature_tau : 1.0) / (curvature_known ? curvature_target : 1.0);
+    double scale = curvature_known ? (1.0 / root((curvature_ratio + o->eps))) : 1.0;
+    double tau = curvature_tau;
+    double tau_reference = curvature_reference;
+    double curvature_step = curvature_count;
+    bool guarded_scale = (guard && adapts) && ((scale < 0.1) || (scale > 10.0));
+    scale = guard ? at_most(at_least(scale, 0.1), 10.0) : scale;
+    double eta_radial = scale * ((o->radial_lr_ratio * o->lr) + o->radial_lr);
+    bool by_test = (fabs(gw) < (((o->delta * traits->inverse_root) * root(gg)) * norm)) && (gg > 0.0);
+    double c = (o->radial_beta * memory->radial_momentum) + (((1.0 - o->radial_beta) * gw) / norm);
+    double across = at_least((gg - ((gw * gw) / ww)), 0.0);
+    bool noise = (guard && moves) && (across <= (traits->rounding * gg));
     row->live = live;
     row->use_gradient = live && !noise;
-    row->keep_gradient = live && (gg > 0 || o->curvature_target > 0);
+    row->keep_gradient = live && ((gg > 0.0) || literal);
     row->sign = o->sign;
-    row->p = projects && !noise ? gw / ww : 0;
-    row->q = projects ? mw / ww : 0;
-    row->beta1 = live ? o->beta1 : 1;
-    row->beta2 = live ? o->beta2 : 1;
-    row->debias1 = 1 / (1 - pow(o->beta1, t));
-    row->debias2 = shared ? 0 : debias2;
-    row->eps = shared ? eps + sqrt(debias2 * memory->mean_square) : eps;
+    row->p = (moves && !noise) ? (gw / ww) : 0.0;
+    row->q = moves ? (row->mw / ww) : 0.0;
+    row->beta1 = live ? o->beta1 : 1.0;
+    row->beta2 = live ? o->beta2 : 1.0;
+    row->debias1 = 1.0 / (1.0 - pow(o->beta1, t));
+    row->debias2 = 1.0 / (1.0 - pow(o->beta2, t));
+    row->eps = at_least(o->eps, traits->smallest_eps);
     row->low_dim = low_dim;
-    row->scale_invariant = scale_invariant;
-    row->eta_radial = bounded * radial_rate(o);
-    row->guarded_scale = guard && tangential && (scale < SCALE_LOW || scale > SCALE_HIGH);
-    row->tau = memory->tau;
+    row->scale_invariant = ((traits->scale_invariant > 0.0) || by_test) && !low_dim;
+    row->eta_radial = eta_radial;
+    row->guarded_scale = guarded_scale;
+    memory->step = step;
+    memory->radial_momentum = moves ? c : memory->radial_momentum;
+    memory->tau = tau;
+    memory->tau_reference = tau_reference;
+    memory->curvature_step = curvature_step;
+    memory->initial_norm = initial_norm;
 }
 
-/* The norm at which an additive step would turn a weight as far as an angular one does. */
-static double unit_of_angles(const Options *o, const Traits *traits, bool scale_invariant,
-                             double initial_norm)
+static void weights_law(const Options *o, const Traits *traits, Memory *memory, Row *row)
 {
-    if (o->angular_rms > 0)
-        return o->angular_rms / traits->inverse_root;
-    const double eta = o->decay_tangential > 0 ? o->lr : radial_rate(o);
-    const double rate = o->weight_decay * eta * (scale_invariant ? o->wd_ratio : 1);
-    if (isnan(o->angular_rms) || !(rate > 0 && o->lr > 0))
-        return initial_norm;
-    return o->lr / (sqrt(2 * rate) * traits->inverse_root);
-}
-
-/* Law 2, with ⟨u,w⟩ and ‖u‖² in the row. */
-static void after(const Options *o, const Traits *traits, Memory *memory, Row *row)
-{
-    const bool guard = o->guard > 0, radial = row->live && !row->low_dim;
-    const double ww = radial ? row->ww : 1, norm = sqrt(ww);
-    const double initial_norm = radial ? memory->initial_norm : 1;
-
-    double decay = o->weight_decay * (o->decay_tangential > 0 ? o->lr : row->eta_radial);
-    if (row->scale_invariant)
-        decay *= o->wd_ratio;
-    if (keeps_norm(o, traits))
-        decay = 0;
-    row->guarded_decay = guard && radial && norm < NORM_FLOOR * initial_norm;
-    if (row->guarded_decay)
-        decay = 0;
-
-    /* Adam's quotient, in its radial and its tangential part */
-    const double rms = sqrt(row->uu) * traits->inverse_root;
-    row->guarded_update = guard && row->live && !(rms <= UPDATE_BOUND); /* NaN: ∞ on some ranks */
-    const bool overflow = row->guarded_update && !isfinite(row->uu); /* u means nothing then */
-    const double shrink = overflow ? 0 : row->guarded_update ? UPDATE_BOUND / rms : 1;
-    const double uw = overflow ? 0 : shrink * row->uw;
-    const double uu = overflow ? 0 : shrink * shrink * row->uu;
-    const double along = uw / ww;
-    const double left = uu - uw * along, across = left < 0 ? 0 : left; /* ‖u^θ‖² */
-
-    /* decay, then the radial step, of SGD or Adam: together one factor on ‖w‖ */
-    const double t = memory->step > 1 ? memory->step : 1;
-    const double debias = 1 - pow(o->radial_beta, t);
-    const double pull = o->radial_adam > 0 ? along : memory->radial_momentum / (debias * norm);
-    const double asked = 1 - decay - (row->scale_invariant ? 0 : row->eta_radial * pull);
-    row->guarded_factor = guard && radial && (asked < FACTOR_LOW || asked > FACTOR_HIGH);
-    const double factor = guard ? clamp(asked, FACTOR_LOW, FACTOR_HIGH) : asked;
-
-    /* the tangential step, u without its radial part: added, or a pure rotation */
-    const bool angular = o->angular == 1 || keeps_norm(o, traits);
-    const double unit = unit_of_angles(o, traits, row->scale_invariant, initial_norm);
-    const double smallest = o->lr / (TURN_BOUND * traits->inverse_root);
-    row->guarded_turn = guard && radial && angular && unit < smallest;
-    const double k = o->lr * norm / (row->guarded_turn ? smallest : unit);
-    const double stretch = sqrt(1 + k * k * across / ww);
-    /* low-dimensional: Adam or, with decay, AdamW */
-    const double shrinks = o->lr * o->low_dim_decay;
-    double a1 = row->live ? -(guard && shrinks > 1 - FACTOR_LOW ? 1 - FACTOR_LOW : shrinks) : 0;
-    double b = row->live ? o->low_dim_scale * o->lr : 0;
-    if (radial && angular) {
-        a1 = factor * (1 + k * along) / stretch - 1;
-        b = factor * k / stretch;
-    } else if (radial) {
-        a1 = factor + o->lr * along - 1;
-        b = o->lr;
-    }
-
-    /* m^ρ projected on w⁺: it loses the cosine of the turn. */
-    if (radial) {
-        const double ahead = 1 + a1 - b * along, aside = b * b * across / ww;
-        const double squared = ahead * ahead + aside;
-        memory->radial_momentum *= ahead / sqrt(squared < DBL_MIN ? DBL_MIN : squared);
-    }
+    bool guard = o->guard > 0.0;
+    bool moves = (row->live > 0) && !(row->low_dim > 0);
+    double ww = moves ? row->ww : 1.0;
+    double norm = root(ww);
+    double t = at_least(memory->step, 1.0);
+    double rms = root(row->uu) * traits->inverse_root;
+    bool guarded_update = (guard && (row->live > 0)) && !(rms <= 100.0);
+    bool overflow = guarded_update && !isfinite(row->uu);
+    double shrink = 100.0 / (guarded_update ? rms : 100.0);
+    shrink = overflow ? 0.0 : shrink;
+    double uw = overflow ? 0.0 : (shrink * row->uw);
+    double uu = overflow ? 0.0 : ((shrink * shrink) * row->uu);
+    double along = uw / ww;
+    double u_across = at_least((uu - (uw * along)), 0.0);
+    double decay = (o->weight_decay * row->eta_radial) + (o->isotropic_decay * o->lr);
+    decay = (row->scale_invariant > 0) ? (o->wd_ratio * decay) : decay;
+    bool guarded_decay = (guard && moves) && (norm < (0.1 * memory->initial_norm));
+    decay = guarded_decay ? 0.0 : decay;
+    double momentum = memory->radial_momentum / (1.0 - pow(o->radial_beta, t));
+    double pull = (row->scale_invariant > 0) ? 0.0 : ((row->eta_radial * momentum) / norm);
+    double factor = (1.0 - decay) - pull;
+    bool guarded_factor = (guard && moves) && ((factor < 0.5) || (factor > 2.0));
+    factor = guard ? at_most(at_least(factor, 0.5), 2.0) : factor;
+    double a1 = moves ? ((factor - 1.0) + (o->lr * along)) : 0.0;
+    double b = moves ? o->lr : ((row->live > 0) ? (o->low_dim_scale * o->lr) : 0.0);
+    double ahead = (1.0 + a1) - (b * along);
+    double turned = ahead / root(at_least(((ahead * ahead) + (((b * b) * u_across) / ww)), 2.2250738585072014e-308));
     row->a1 = a1;
     row->b = shrink * b;
+    row->guarded_factor = guarded_factor;
+    row->guarded_decay = guarded_decay;
+    row->guarded_update = guarded_update;
+    memory->radial_momentum = moves ? (memory->radial_momentum * turned) : memory->radial_momentum;
+}
+
+/* ---- a weight that turns ---- */
+
+typedef struct {
+    double lr, beta1, beta2, eps, angular_rms, max_angle, sign;
+} TurnOptions;
+
+typedef struct {
+    double inverse_root;
+} TurnTraits;
+
+typedef struct {
+    double step, mean_square, initial_norm;
+} TurnMemory;
+
+typedef struct {
+    double ww, gg, mw, mm, a1, b, angle, at_max_angle, active;
+} TurnRow;
+
+static void turn_law(const TurnOptions *o, const TurnTraits *traits, TurnMemory *memory, TurnRow *row, bool active)
+{
+    double norm = root(row->ww);
+    double initial_norm = (active && (memory->initial_norm < 0.0)) ? norm : memory->initial_norm;
+    double step = memory->step + (active ? 1.0 : 0.0);
+    double t = at_least(step, 1.0);
+    double square = (row->gg * traits->inverse_root) * traits->inverse_root;
+    double averaged = (o->beta2 * memory->mean_square) + ((1.0 - o->beta2) * square);
+    double mean_square = active ? averaged : memory->mean_square;
+    double bottom = (1.0 - pow(o->beta1, t)) * (root((mean_square / (1.0 - pow(o->beta2, t)))) + o->eps);
+    double scale = (bottom > 0.0) ? (1.0 / ((bottom > 0.0) ? bottom : 1.0)) : 0.0;
+    bool points = row->ww > 0.0;
+    double ww = points ? row->ww : 1.0;
+    double along = (scale * row->mw) / ww;
+    double across = at_least(((scale * scale) * (row->mm - ((row->mw * row->mw) / ww))), 0.0);
+    double rms = (o->angular_rms > 0.0) ? o->angular_rms : (initial_norm * traits->inverse_root);
+    double asked = o->lr / (points ? rms : 1.0);
+    bool at_max_angle = (active && points) && (asked > o->max_angle);
+    double turn = at_most(asked, o->max_angle) * traits->inverse_root;
+    double angle = turn * root(across);
+    double sinc = (angle > 0.0) ? (sin(angle) / ((angle > 0.0) ? angle : 1.0)) : 1.0;
+    bool turns = (active && points) && !(angle == 0.0);
+    double push = (initial_norm * turn) * sinc;
+    double forward = (initial_norm / (points ? norm : 1.0)) * cos(angle);
+    row->a1 = turns ? ((forward - 1.0) + (push * along)) : 0.0;
+    row->b = turns ? (push * scale) : 0.0;
+    row->angle = turns ? angle : 0.0;
+    row->at_max_angle = at_max_angle;
+    memory->step = step;
+    memory->mean_square = mean_square;
+    memory->initial_norm = initial_norm;
 }
 
 #endif

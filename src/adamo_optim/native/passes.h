@@ -1,4 +1,5 @@
-/* The three passes over one chunk of a block, in the phases of loop.py.
+/* The passes over one chunk of a block: AdamO's three, in the phases of loop.py, and the two of a
+   weight that turns, in those of turning.py.
 
    kernel.c includes this file once per instruction set and compute type, with
      DOUBLE     1: compute in double; 0: in float
@@ -99,7 +100,8 @@ TARGET static void NAME(store_weight)(const Block *block, Range tile, const REAL
     }
     uint16_t *out = (uint16_t *)block->w.data + tile.start;
     const uint32_t place = (uint32_t)tile.start;
-    const uint32_t key = (uint32_t)block->memory.step * 0x9E3779B9 + block->number * 0x85EBCA6B;
+    const uint32_t step = (uint32_t)(uint64_t)block->law.adamo.memory.step;
+    const uint32_t key = step * 0x9E3779B9 + block->number * 0x85EBCA6B;
     for (int64_t i = 0; i < tile.n; i++)
         out[i] = to_bfloat16_at_random((float)w[i], place + (uint32_t)i, key);
 }
@@ -182,9 +184,8 @@ TARGET static void NAME(update_moments)(
         /* m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ² */
         m[i] = (m[i] - w[i] * c.q) * c.beta1 + g_tangential * c.rest1;
         v[i] = v[i] * c.beta2 + g_tangential * g_tangential * c.rest2;
-        /* u = m̂/(√v̂ + ε), without v̂ where the block has one second moment */
-        const REAL root = c.debias2 > 0 ? ROOT(v[i] * c.debias2) : 0;
-        u[i] = m[i] * c.debias1 / (root + c.eps);
+        /* u = m̂/(√v̂ + ε) */
+        u[i] = m[i] * c.debias1 / (ROOT(v[i] * c.debias2) + c.eps);
         previous[i] = g[i];
     }
 }
@@ -198,8 +199,9 @@ TARGET static void NAME(remember_slice)(const Block *block, int64_t chunk)
 }
 
 /* Pass 2: m, v and, where the law says so, g⁻; ⟨u,w⟩ and ‖u‖². */
-TARGET static void NAME(moments)(const Block *block, const Row *row, int64_t chunk, double *sums)
+TARGET static void NAME(moments)(const Block *block, int64_t chunk, double *sums)
 {
+    const Row *row = &block->law.adamo.row;
     const COEFFICIENTS c = {
         .sign = (REAL)(row->use_gradient ? row->sign : 0),
         .p = (REAL)row->p,
@@ -245,8 +247,9 @@ TARGET static void NAME(moments)(const Block *block, const Row *row, int64_t chu
 /* ---- pass 3 ---------------------------------------------------------------------------------- */
 
 /* Pass 3: w ← w + (a−1)·w − b·u, with u from m and v once more. */
-TARGET static void NAME(apply)(const Block *block, const Row *row, int64_t chunk)
+TARGET static void NAME(apply)(const Block *block, int64_t chunk)
 {
+    const Row *row = &block->law.adamo.row;
     const REAL debias1 = (REAL)row->debias1, debias2 = (REAL)row->debias2, eps = (REAL)row->eps;
     const REAL a1 = (REAL)row->a1, b = (REAL)row->b;
     const bool overflow = row->guarded_update && row->b == 0; /* u = ∞, and 0·∞ would be NaN */
@@ -257,8 +260,7 @@ TARGET static void NAME(apply)(const Block *block, const Row *row, int64_t chunk
         const REAL *restrict m = (const REAL *)block->m.data + tile.start;
         const REAL *restrict v = (const REAL *)block->v.data + tile.start;
         for (int64_t i = 0; i < tile.n; i++) {
-            const REAL root = debias2 > 0 ? ROOT(v[i] * debias2) : 0;
-            const REAL u = m[i] * debias1 / (root + eps);
+            const REAL u = m[i] * debias1 / (ROOT(v[i] * debias2) + eps);
             w[i] += w[i] * a1 - (overflow ? 0 : u * b);
         }
         if (w == buffer)
@@ -266,7 +268,60 @@ TARGET static void NAME(apply)(const Block *block, const Row *row, int64_t chunk
     }
 }
 
-static const Passes NAME(passes) = {NAME(reduce), NAME(moments), NAME(apply)};
+/* ---- weights that turn ----------------------------------------------------------------------- */
+
+/* Pass 1: m ← β₁m + (1−β₁)(±g), in the precision of m; ‖w‖², ‖g‖², ⟨m,w⟩, ‖m‖². */
+TARGET static void NAME(turn_reduce)(const Block *block, int64_t chunk, double *sums)
+{
+    const TurnOptions *o = &block->law.turning.options;
+    const REAL beta1 = (REAL)o->beta1, rest1 = (REAL)(o->sign * (1 - o->beta1));
+    REAL buffer[3][TILE];
+    VECTOR ww[VECTORS] = {{0}}, gg[VECTORS] = {{0}}, mw[VECTORS] = {{0}}, mm[VECTORS] = {{0}};
+
+    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
+        const REAL *w = NAME(fetch)(block->w, tile, buffer[0]);
+        const REAL *g = NAME(fetch_gradient)(block, block->g, tile, buffer[1]);
+        REAL *m = NAME(fetch)(block->m, tile, buffer[2]);
+        for (int64_t i = 0; i < tile.n; i++)
+            m[i] = m[i] * beta1 + g[i] * rest1;
+        if (m == buffer[2]) {
+            NAME(store)(block->m, tile, m);
+            m = NAME(fetch)(block->m, tile, buffer[2]); /* as it was rounded */
+        }
+        for (int64_t i = 0; i < tile.n; i += LANES)
+            for (int k = 0; k < VECTORS; k++) {
+                const int64_t at = i + k * WIDTH;
+                const VECTOR x = LOAD(w + at), y = LOAD(g + at), z = LOAD(m + at);
+                ADD_PRODUCT(ww[k], x, x);
+                ADD_PRODUCT(gg[k], y, y);
+                ADD_PRODUCT(mw[k], z, x);
+                ADD_PRODUCT(mm[k], z, z);
+            }
+    }
+    sums[0] = NAME(total)(ww);
+    sums[1] = NAME(total)(gg);
+    sums[2] = NAME(total)(mw);
+    sums[3] = NAME(total)(mm);
+}
+
+/* Pass 2: w ← w + (a−1)·w − b·m. */
+TARGET static void NAME(turn_apply)(const Block *block, int64_t chunk)
+{
+    const TurnRow *row = &block->law.turning.row;
+    const REAL a1 = (REAL)row->a1, b = (REAL)row->b;
+    REAL buffer[2][TILE];
+    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
+        REAL *restrict w = NAME(fetch)(block->w, tile, buffer[0]);
+        const REAL *restrict m = NAME(fetch)(block->m, tile, buffer[1]);
+        for (int64_t i = 0; i < tile.n; i++)
+            w[i] += w[i] * a1 - m[i] * b;
+        if (w == buffer[0])
+            NAME(store)(block->w, tile, w);
+    }
+}
+
+static const Passes NAME(passes) = {
+    NAME(reduce), NAME(moments), NAME(apply), NAME(turn_reduce), NAME(turn_apply)};
 
 #undef REAL
 #undef REAL_TYPE

@@ -1,52 +1,48 @@
-"""A step of sharded parameters: the ranks' passes in step with each other.
+"""A step of sharded blocks: the ranks' passes in step with each other.
 
-Every rank runs the three passes on its shards. What pass 1 and pass 2 have summed is added up over
-the ranks, in one small collective each for all parameters on a mesh, and every rank applies the
-same law to the same numbers. A parameter has the same row in the collective on every rank and in
-every step, whether it has a gradient or not and whichever backend a rank updates it with.
+Every rank runs the passes on its shards. What a pass has summed is added up over the ranks, in one
+small collective for all blocks on a mesh (AdamO needs two a step, a weight that turns one), and
+every rank applies the same law to the same numbers. A block has the same row in the collective on
+every rank and in every step, whether it has a gradient or not and whichever backend a rank updates
+it with.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import geometry
-from .backends import fused_backend
-
-if TYPE_CHECKING:
-    from .state import Work
+from .dtensor import as_real, counted_once, local, mesh_of
+from .geometry import scalar_dtype
 
 
 @torch._disable_dynamo
 @torch.no_grad()
-def step(works: list[Work], rows: int) -> None:
-    """One step of all buckets of a mesh that holds ``rows`` parameters."""
-    passes = [
-        fused_backend(work.bucket.device) if work.bucket.backend == "fused" else type(work)
-        for work in works
-    ]
-    sums = [p.reduce(work) for p, work in zip(passes, works, strict=True)]
+def step(works: list[Any], rows: int) -> None:
+    """One step of all buckets of a mesh that holds ``rows`` blocks."""
+    sums = [work.begin() for work in works]
     # a last column tells whether any rank has a gradient
     sums = [torch.cat([x, present(work)], dim=1) for x, work in zip(sums, works, strict=True)]
-    halves = [
-        p.moments(work, total[:, :-1], total[:, -1] > 0)
-        for p, work, total in zip(passes, works, add_up(works, sums, rows), strict=True)
-    ]
-    products = add_up(works, [x for _, x in halves], rows)
-    for p, work, (middle, _), total in zip(passes, works, halves, products, strict=True):
-        p.apply(work, middle, total)
+    totals = add_up(works, sums, rows)
+    active = [total[:, -1] > 0 for total in totals]
+    totals = [total[:, :-1] for total in totals]
+    while True:
+        zipped = zip(works, totals, active, strict=True)
+        sums = [work.proceed(total, here) for work, total, here in zipped]
+        if sums[0] is None:
+            return
+        totals = add_up(works, sums, rows)
 
 
-def present(work: Work) -> Tensor:
+def present(work: Any) -> Tensor:
     """1 for every block that has a gradient on this rank, as a column."""
     bucket = work.bucket
     return bucket.active.to(bucket.dtype).unsqueeze(1)
 
 
-def add_up(works: list[Work], values: list[Tensor], rows: int) -> list[Tensor]:
+def add_up(works: list[Any], values: list[Tensor], rows: int) -> list[Tensor]:
     """The sums over the mesh of one row of numbers per block, in one collective.
 
     Ranks that hold copies count once; the others' numbers are multiplied by 0, not left out, so
@@ -69,16 +65,13 @@ def add_up(works: list[Work], values: list[Tensor], rows: int) -> list[Tensor]:
 
 
 def whole_sum(x: Any) -> Tensor:
-    """The sum of a tensor's finite entries, over the ranks that hold parts of it; not in a step."""
-    part = geometry.as_real(geometry.local(x))
-    dtype = geometry.scalar_dtype(part.device)
-    total = part.sum(dtype=dtype)
-    if not total.isfinite():
-        total = torch.where(part.isfinite(), part, 0).sum(dtype=dtype)
-    mesh = geometry.mesh_of(x)
+    """The sum of a tensor's entries over the ranks that hold parts of it; not in a step."""
+    part = as_real(local(x))
+    total = part.sum(dtype=scalar_dtype(part.device))
+    mesh = mesh_of(x)
     if mesh is None or mesh.size() == 1 or mesh.get_coordinate() is None:
         return total
-    common = (total * geometry.counted_once(x)).to(mesh.device_type)  # as in add_up
+    common = (total * counted_once(x)).to(mesh.device_type)  # as in add_up
     torch.distributed.all_reduce(common, group=group_of(mesh))
     return common.to(total.device)
 

@@ -1,0 +1,331 @@
+"""AngularAdamW: torch's AdamW, except for weights whose scale cannot matter, which turn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim import AdamW
+from torch.optim.adamw import adamw
+from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
+from torch.utils._foreach_utils import (
+    _get_foreach_kernels_supported_devices,
+    _get_fused_kernels_supported_devices,
+)
+
+from . import checkpoint, turning
+from .backends import refuse_differentiable_shards, why_not_fused
+from .blockwise import Blockwise, Layout
+from .dtensor import is_sharded, local
+from .geometry import real_numel
+from .options import as_pair, check_options, explain_mistakes, users_level
+from .rules import rule_of
+from .sharding import whole_sum
+from .turning import TwoPasses
+
+
+class AngularAdamW(Blockwise, AdamW):
+    r"""AdamW, except for weights whose scale cannot matter: these turn, by an angle that lr sets.
+
+    Weights of the rule ``scale_invariant`` (before BatchNorm, or q and k before QK-norm;
+    :func:`adamo_optim.param_groups` finds them) keep their norm :math:`\rho_0` for good:
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
+        s \leftarrow \beta_2 s + (1 - \beta_2) \|g\|^2/n, \qquad
+        u = \hat m / (\sqrt{\hat s} + \epsilon) \\
+        \varphi &= \min(lr/r,\ max\_angle) \cdot \|u^\theta\|/\sqrt n, \qquad
+        u^\theta = u - (\langle u, w\rangle/\|w\|^2)\, w \\
+        w &\leftarrow \rho_0 (\cos\varphi \cdot w/\|w\| - \sin\varphi \cdot u^\theta/\|u^\theta\|)
+
+    All other parameters are updated by torch's own AdamW, bit for bit. Coming from AdamW: keep
+    all of its numbers and the schedule, and load its checkpoint.
+
+    Args:
+        params: parameters, named parameters, or groups; from
+            ``param_groups(model, example_batch)`` it knows what may turn. Without rules nothing
+            does, and this is AdamW.
+        lr: AdamW's learning rate; it also sets the angle.
+        betas: AdamW's (β₁, β₂).
+        eps: AdamW's ε.
+        weight_decay: AdamW's λ; weights that turn do not decay.
+        angular_rms: r, what ``lr`` means as an angle: a step turns a weight as far as AdamW's would
+            turn one whose entries have this root mean square, so that all layers turn alike.
+            ``None``: that of the weight's own first step.
+        max_angle: bounds lr/r, in radians; a step never turns further than this times the root mean
+            square of u, which is about 1.
+        maximize: as in AdamW.
+        foreach: as in AdamW.
+        fused: as in AdamW; with ``foreach=None, fused=None`` torch's fused form is taken wherever
+            it exists.
+        capturable: as in AdamW.
+        differentiable: as in AdamW.
+
+    Example:
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(8, 16, bias=False), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 2)
+        ... )
+        >>> batch = torch.randn(32, 8)
+        >>> optimizer = AngularAdamW(param_groups(model, batch), lr=1e-3, weight_decay=0.1)
+        >>> model(batch).sum().backward()
+        >>> optimizer.step()
+    """
+
+    STRUCTURE = ("rule", "found", "foreach", "fused", "capturable", "differentiable")
+    NUMBERS = turning.NUMBERS
+    _layout: AngularLayout | None
+
+    @explain_mistakes
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        angular_rms: float | None = 0.015,
+        max_angle: float = 0.05,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        own = {"angular_rms": angular_rms, "max_angle": max_angle, "rule": "auto"}
+        flags = {"maximize": maximize, "foreach": foreach, "fused": fused}
+        flags |= {"capturable": capturable, "differentiable": differentiable}
+        betas = as_pair(betas)
+        check_options({"lr": lr, "betas": betas, "eps": eps, **own, **flags})
+        self._own_defaults = own  # AdamW's constructor calls add_param_group, which needs them
+        super().__init__(params, lr, betas, eps, weight_decay, **flags)
+        if not any(_declares(group) for group in self.param_groups):
+            warnings.warn(
+                "no group says which weights are scale-invariant, so nothing turns and this is "
+                "AdamW. Write AngularAdamW(param_groups(model, example_batch), ...) with a batch "
+                "of what the model takes.",
+                UserWarning,
+                stacklevel=users_level(),
+            )
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update all parameters that have a gradient; ``closure`` reevaluates the loss."""
+        self._accelerator_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        works = self._prepare()
+        assert self._layout is not None
+        for group, following in zip(self.param_groups, self._layout.following, strict=True):
+            self._follow_adamw(group, *following)
+        self._run(works)
+        return loss
+
+    def _follow_adamw(
+        self, group: dict[str, Any], params: list[Tensor], fused: bool | None
+    ) -> None:
+        """AdamW by torch's own code."""
+        lists: list[list[Tensor]] = [[] for _ in range(6)]
+        has_complex = self._init_group({**group, "params": params, "fused": fused}, *lists)
+        beta1, beta2 = group["betas"]
+        adamw(
+            *lists,
+            foreach=group["foreach"],
+            capturable=group["capturable"],
+            differentiable=group["differentiable"],
+            fused=fused,
+            grad_scale=getattr(self, "grad_scale", None),
+            found_inf=getattr(self, "found_inf", None),
+            has_complex=has_complex,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its options are checked."""
+        self.defaults |= self._own_defaults
+        super().add_param_group(param_group)
+
+    # ---- what the base class asks ---------------------------------------------------------
+
+    def _bucket(self, device: torch.device, backend: str, mesh: Any) -> TwoPasses:
+        return TwoPasses(device, backend, mesh)
+
+    def _rule(self, p: Tensor, group: dict[str, Any]) -> str:
+        return rule_of(p, group).name
+
+    def _may_turn(self, p: Tensor, group: dict[str, Any]) -> bool:
+        return self._rule(p, group) == "scale_invariant" and real_numel(p) > 1
+
+    def _owns(self, p: Tensor, group: dict[str, Any]) -> bool:
+        return self._may_turn(p, group) and not _started_at_zero(self.state.get(p, {}))
+
+    def _trains(self, p: Tensor) -> bool:
+        # As in torch, state begins with the first gradient; but a sharded weight may have that on
+        # other ranks.
+        wanted = p.grad is not None or bool(self.state.get(p))
+        wanted = wanted or (is_sharded(p) and p.requires_grad)
+        return wanted and not p.is_meta and not is_lazy(p)
+
+    def _backend(self, p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
+        if group["differentiable"]:
+            refuse_differentiable_shards(p, name)
+            return "differentiable", ""
+        note = why_not_fused(local(p)) if group["fused"] is not False else "fused=False"
+        if group["foreach"] and group["fused"] is None:
+            note = "foreach=True"
+        return ("torch calls", note) if note else ("fused", "")
+
+    def _populate(self) -> None:
+        """State for the weights that begin to turn, and for those that no longer do."""
+        new = []
+        for p, _, group, _ in self._parameters():
+            state = self.state.get(p, {})
+            if is_lazy(p):
+                continue
+            if not self._may_turn(p, group):
+                if "mean_square" in state:
+                    turning.end(state, p, bool(group["capturable"] or _fuses(group, [p])))
+            elif "mean_square" in state:
+                turning.begin(state, p)  # after loading: device and dtype
+            elif self._trains(p) and not _started_at_zero(state):
+                new.append((p, group))
+        for (p, group), zero in zip(new, _are_zero([p for p, _ in new]), strict=True):
+            if zero:
+                # the group's fused form decides where AdamW's step count lies
+                self._init_group({**group, "params": [p], "fused": _fuses(group, [p])}, *([] for _ in range(6)))  # fmt: skip
+                if self.state.get(p):
+                    self.state[p]["initial_norm"] = torch.zeros((), device=p.device)
+            else:
+                turning.begin(self.state[p], p)
+
+    def _lay_out(self) -> AngularLayout:
+        return AngularLayout(self)
+
+    def _describe(self, p: Tensor, name: str, group: dict[str, Any]) -> tuple[str, str, str, str]:
+        rule, reason = rule_of(p, group)
+        if self._owns(p, group):
+            if not self.state.get(p) and not is_sharded(p) and not p.is_meta and not bool(p.any()):
+                reason = f"its norm is 0 and no step was taken (otherwise {rule}: {reason})"
+            else:
+                backend, note = ("none", "on the meta device") if p.is_meta else self._backend(p, group, name)  # fmt: skip
+                return rule, f"turns: {reason}", backend, note
+        elif rule == "scale_invariant" and real_numel(p) <= 1:
+            reason = "AdamW: one entry, which has no direction"
+        elif rule == "scale_invariant":
+            reason = f"AdamW: its norm was 0 at its first step (otherwise {rule}: {reason})"
+        else:
+            return rule, f"AdamW: {reason}", self._form(group), ""
+        return "general", reason, self._form(group), ""
+
+    def _form(self, group: dict[str, Any]) -> str:
+        """Which of torch's forms of AdamW a group takes."""
+        others = [p for p in group["params"] if is_lazy(p) or not self._owns(p, group)]
+        if _fuses(group, others):
+            return "torch fused"
+        native = all(type(p) in (Tensor, torch.nn.Parameter) for p in others)
+        devices = _get_foreach_kernels_supported_devices()
+        default = native and all(p.device.type in devices for p in others)
+        foreach = (
+            default if group["foreach"] is None and group["fused"] is None else group["foreach"]
+        )
+        return "torch foreach" if foreach and not group["differentiable"] else "torch for-loop"
+
+    # ---- checkpoints ----------------------------------------------------------------------
+
+    def _adapted(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """AdamW's checkpoint, or Adam's, in our groups; our own as it is."""
+        groups = state_dict["param_groups"]
+        if any(group.get("amsgrad") for group in groups):
+            raise ValueError(
+                "this state_dict has amsgrad=True, and AngularAdamW keeps no maximum of second "
+                "moments: continue it with torch.optim.AdamW, or set amsgrad=False in its groups"
+            )
+        if all("angular_rms" in group for group in groups):
+            return state_dict
+        for group in groups:
+            coupled = group.get("decoupled_weight_decay") is False
+            if coupled and float(group.get("weight_decay", 0)) > 0:
+                raise ValueError(
+                    f"this state_dict is torch.optim.Adam's with weight_decay="
+                    f"{group['weight_decay']}, an L2 term in the gradient, which AngularAdamW does "
+                    "not have: set weight_decay in its groups to what you want as AdamW's"
+                )
+            if "betas" not in group:
+                raise ValueError("this state_dict is neither AdamW's, Adam's nor AngularAdamW's")
+        result = checkpoint.regrouped(state_dict, self)
+        # what AdamW's groups do not have stays as it is here
+        result["param_groups"] = [
+            {**{k: v for k, v in ours.items() if k not in ("params", "param_names")}, **theirs}
+            for ours, theirs in zip(self.param_groups, result["param_groups"], strict=False)
+        ] if len(result["param_groups"]) == len(self.param_groups) else result["param_groups"]  # fmt: skip
+        return result
+
+    def _check_state(self, state: Mapping[str, Any], p: Tensor, name: str) -> None:
+        turned = "mean_square" in state
+        moments = ("exp_avg",) if turned else ("exp_avg", "exp_avg_sq")
+        checkpoint.check_buffers(state, p, name, moments)
+        checkpoint.check_numbers(state, p, name, turning.NUMBERS)
+
+
+class AngularLayout(Layout):
+    """The layout of the weights that turn, and for each group those that follow AdamW."""
+
+    def __init__(self, optimizer: AngularAdamW) -> None:
+        super().__init__(optimizer)
+        turning_ids = {id(member.p) for bucket in self.buckets for member in bucket.members}
+        self.following: list[tuple[list[Tensor], bool | None]] = []
+        for group in optimizer.param_groups:
+            params = [p for p in group["params"] if id(p) not in turning_ids]
+            fused = _fuses(group, params)
+            for p in params:
+                step = optimizer.state.get(p, {}).get("step")
+                if fused and isinstance(step, Tensor) and step.device != p.device:
+                    optimizer.state[p]["step"] = step.to(p.device)  # loaded from another form
+            self.following.append((params, fused))
+
+
+def _fuses(group: dict[str, Any], params: list[Tensor]) -> bool | None:
+    """Whether torch's fused form updates these: where nothing else is asked for and it exists."""
+    if group["fused"] is not None or group["foreach"] is not None or group["differentiable"]:
+        return group["fused"]
+    devices = _get_fused_kernels_supported_devices()
+    able = all(
+        not is_lazy(p)
+        and p.device.type in devices
+        and p.is_floating_point()
+        and type(local(p)) in (Tensor, torch.nn.Parameter)  # fmt: skip
+        for p in params
+    )
+    return True if params and able else None
+
+
+def _started_at_zero(state: Mapping[str, Any]) -> bool:
+    """Its state is AdamW's, with a mark: it has no direction to turn, and follows AdamW for good."""
+    return "initial_norm" in state and "exp_avg_sq" in state
+
+
+def _declares(group: Mapping[str, Any]) -> bool:
+    return group.get("rule", "auto") != "auto" or "found" in group
+
+
+@torch.no_grad()
+def _are_zero(params: list[Tensor]) -> list[bool]:
+    """Which weights have the norm 0; reads the devices once, in the first step."""
+    if not params or (any(p.is_cuda for p in params) and torch.cuda.is_current_stream_capturing()):
+        return [False] * len(params)
+    marks = [whole_sum((p != 0).to(torch.float32)) for p in params]
+    return [
+        not filled for filled in torch.stack([m.to("cpu", torch.float64) for m in marks]).tolist()
+    ]

@@ -1,0 +1,379 @@
+"""What both optimizers share: parameters in buckets, their layout, checkpoints, explanations."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import Optimizer, StateDict
+
+from . import checkpoint, diagnostics, sharding
+from .buckets import Bucket, Member, same
+from .dtensor import is_sharded, local, mesh_of, placements_of
+from .explain import Explanation, Parameter
+from .options import as_pair, check_options, refuse_misspelt
+
+FLAT_PARAMETER_HELP = (
+    "The norm of every weight tensor is needed, and a flattened parameter has lost it. "
+    "Use FSDP2 (torch.distributed.fsdp.fully_shard) or DistributedDataParallel instead; "
+    "see docs/troubleshooting.md."
+)
+
+
+class Layout:
+    """The blocks in buckets by device, backend and mesh, with what they were made from."""
+
+    def __init__(self, optimizer: Blockwise) -> None:
+        self.groups = list(optimizer.param_groups)
+        self.structure = optimizer._structure()
+        self.resting: list[Tensor] = []  # frozen or lazy so far: no place in a bucket
+        self.on_mesh: Counter[Any] = Counter()  # how many blocks, resting ones too
+        buckets: dict[Any, Bucket] = {}
+        for p, name, group, number in optimizer._parameters():
+            if is_lazy(p):
+                self.resting.append(p)
+            if is_lazy(p) or not optimizer._owns(p, group):
+                continue
+            rule = optimizer._rule(p, group)
+            rows = optimizer._rows(p, group, rule)
+            mesh = mesh_of(p)
+            mesh_row = self.on_mesh[mesh]
+            self.on_mesh[mesh] += rows or 1
+            if not optimizer._trains(p):
+                self.resting.append(p)
+                continue
+            key = (p.device, optimizer._backend(p, group, name)[0], mesh)
+            bucket = buckets.setdefault(key, optimizer._bucket(*key))
+            state = optimizer.state[p]
+            bucket.members.append(Member(p, name, rule, number, state, group, rows, mesh_row))
+        self.buckets = list(buckets.values())
+        for bucket in self.buckets:
+            bucket.finish()
+        self.states = list(optimizer.state.values())
+        self.own = states_of_tensors(optimizer)
+
+    def is_current(self, optimizer: Blockwise) -> bool:
+        """False when groups, options, parameters or state are not what they were; in every step."""
+        return (
+            same(optimizer.param_groups, self.groups)
+            and optimizer._structure() == self.structure
+            and not any(map(optimizer._trains, self.resting))
+            and self.has_states(optimizer)
+            and all(bucket.is_current() for bucket in self.buckets)
+        )
+
+    def has_states(self, optimizer: Blockwise) -> bool:
+        """Whether every parameter's dictionary is the one it was; others may come and go."""
+        states = list(optimizer.state.values())
+        if not same(states, self.states):
+            if not same(states_of_tensors(optimizer), self.own):
+                return False
+            self.states = states
+        return True
+
+
+def states_of_tensors(optimizer: Optimizer) -> list[Any]:
+    return [state for p, state in optimizer.state.items() if isinstance(p, Tensor)]
+
+
+class Blockwise(Optimizer):
+    """An optimizer that updates blocks, which have a norm; the base of both."""
+
+    STRUCTURE: tuple[str, ...]  # options that decide how state is laid out
+    NUMBERS: tuple[str, ...]  # state that must keep its own precision when it is loaded
+    _layout: Layout | None = None  # the first step makes it
+    _seen: Sequence[dict[int, bool]] = ()  # of every group: its parameters, and which are matrices
+    _loading: StateDict | None = None  # what is being loaded, as the user's hooks left it
+
+    # ---- what subclasses say --------------------------------------------------------------
+
+    def _bucket(self, device: torch.device, backend: str, mesh: Any) -> Bucket:
+        raise NotImplementedError
+
+    def _owns(self, p: Tensor, group: dict[str, Any]) -> bool:
+        """Whether a parameter is a block, or somebody else updates it."""
+        raise NotImplementedError
+
+    def _rule(self, p: Tensor, group: dict[str, Any]) -> str:
+        raise NotImplementedError
+
+    def _rows(self, p: Tensor, group: dict[str, Any], rule: str) -> int | None:
+        return None
+
+    def _backend(self, p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
+        """The name of the backend of a block, and why it is not a faster one."""
+        raise NotImplementedError
+
+    def _populate(self) -> None:
+        """Create the state that a step needs."""
+        raise NotImplementedError
+
+    def _adapted(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A state_dict that may be another optimizer's, in our groups; or ``ValueError``."""
+        raise NotImplementedError
+
+    def _check_state(self, state: Mapping[str, Any], p: Tensor, name: str) -> None:
+        """Raise ``ValueError`` if one parameter's state in a state_dict is damaged."""
+        raise NotImplementedError
+
+    def _describe(self, p: Tensor, name: str, group: dict[str, Any]) -> tuple[str, str, str, str]:
+        """Rule, reason, backend and note of a parameter, for :meth:`explain`."""
+        raise NotImplementedError
+
+    # ---- a step ---------------------------------------------------------------------------
+
+    @torch._disable_dynamo
+    def _prepare(self) -> list[Any]:
+        """What the host does in a step; the rest is tensor code that torch.compile can trace."""
+        # a GradScaler sets these before a step that is to unscale and skip by itself
+        amp = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
+        works = (bucket.work(amp) for bucket in self._buckets())
+        return [work for work in works if work is not None]
+
+    def _run(self, works: list[Any]) -> None:
+        """The device's part of a step."""
+        sharded: dict[Any, list[Any]] = {}
+        for work in works:
+            if work.bucket.mesh is None:
+                work.run()
+            else:
+                sharded.setdefault(work.bucket.mesh, []).append(work)
+        for mesh, those in sharded.items():
+            assert self._layout is not None
+            sharding.step(those, self._layout.on_mesh[mesh])
+
+    # ---- what users ask -------------------------------------------------------------------
+
+    def explain(self) -> Explanation:
+        """Which rule and backend each parameter got, and why."""
+        rows = Explanation()
+        for p, name, group, _ in self._parameters():
+            if is_lazy(p):
+                lazy = ("auto", "lazy: it has no shape yet", "not chosen yet")
+                rows.append(Parameter(name, (), *lazy))
+            else:
+                rows.append(Parameter(name, tuple(p.shape), *self._describe(p, name, group)))
+        return rows
+
+    def diagnostics(self, synchronize: bool = False) -> dict[str, dict[str, Any]]:
+        """What the last step did to each block: ``{parameter: {quantity: value}}``.
+
+        The values are 0-D tensors on the parameters' device, or, with ``synchronize``, Python
+        numbers fetched in one transfer per device. docs/diagnostics.md lists the quantities;
+        :func:`adamo_optim.flatten_diagnostics` gives a logger's flat dictionary.
+        """
+        return diagnostics.collect(self._layout.buckets if self._layout else [], synchronize)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its options are checked."""
+        if isinstance(param_group, dict):
+            param_group = dict(param_group)  # so that the same groups can serve several optimizers
+            refuse_misspelt(param_group, "a parameter group")
+            check_options({**self.defaults, **param_group})
+            if "betas" in param_group:
+                param_group["betas"] = as_pair(param_group["betas"])
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._check_differentiable(group)
+            for p, name in named(len(self.param_groups) - 1, group):
+                if not is_lazy(p) and self._owns(p, group):
+                    check_parameter(p, name)
+                    if not p.is_meta:
+                        self._backend(p, group, name)
+        except Exception:
+            self.param_groups.pop()
+            raise
+        self._remember_parameters()
+
+    def _check_differentiable(self, group: dict[str, Any]) -> None:
+        if group["differentiable"] != self.defaults["differentiable"]:
+            raise ValueError(
+                "differentiable must be the same for all groups, and stay what it was when the "
+                "optimizer was built"
+            )
+
+    # ---- checkpoints ----------------------------------------------------------------------
+
+    @torch._disable_dynamo
+    def state_dict(self) -> StateDict:
+        """The state as in any torch optimizer; buffers of DTensors are DTensors themselves.
+
+        Take it when you save it: its moments go on with the training, as in any torch optimizer,
+        and the numbers of blocks are copies of what they were.
+        """
+        self._drop_unused()
+        result = super().state_dict()
+        copies = self._copies()
+        states = result["state"]
+        states.update({key: copies.get(id(state), state) for key, state in states.items()})
+        return result
+
+    @torch._disable_dynamo
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state: all of it or, with a sentence on what is wrong, nothing."""
+        # This hook is the last one, so it sees the dictionary as the user's hooks left it.
+        # The base class casts state to the parameters' dtype; __setstate__ takes it back.
+        source: StateDict = {}
+
+        def look(_: Optimizer, final: StateDict) -> StateDict:
+            source.update(checkpoint.checked(final, self))
+            return source
+
+        handle = self.register_load_state_dict_pre_hook(look)
+        self._loading = source
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+            self._loading = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle writes."""
+        result, copies = super().__getstate__(), self._copies()
+        states = defaultdict(dict)
+        for p, state in result["state"].items():
+            states[p] = copies.get(id(state), state)
+        return {**result, "state": states}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._layout = None
+        self._remember_parameters()
+        if self._loading is not None:
+            saved = chain.from_iterable(g["params"] for g in self._loading["param_groups"])
+            params = chain.from_iterable(group["params"] for group in self.param_groups)
+            for key, p in zip(saved, params, strict=True):
+                for name, value in self._loading["state"].get(key, {}).items():
+                    if isinstance(value, Tensor) and name in self.NUMBERS:
+                        self.state[p][name] = value.to(p.device)
+
+    def _copies(self) -> dict[int, dict[str, Any]]:
+        """States whose numbers share no memory with those of other parameters, by id.
+
+        ``pickle`` writes all the memory behind a tensor: every number would bring the matrix.
+        """
+        copies: dict[int, dict[str, Any]] = {}
+        for bucket in self._layout.buckets if self._layout else ():
+            if bucket.differentiable:
+                continue
+            parts = bucket.memory.detach().T.contiguous().split(bucket.sizes)
+            for member, part in zip(bucket.members, parts, strict=True):
+                columns = part.clone().unbind(1)
+                numbers = columns if member.rows else [x.view(()) for x in columns]
+                keys = bucket.Memory._fields
+                copies[id(member.state)] = {**member.state, **dict(zip(keys, numbers, strict=True))}
+        return copies
+
+    # ---- layout ---------------------------------------------------------------------------
+
+    def _parameters(self) -> Iterator[tuple[Tensor, str, dict[str, Any], int]]:
+        """Every parameter once, with a name of its own, its group and its running number."""
+        seen: set[int] = set()
+        times: Counter[str] = Counter()
+        number = 0
+        groups = [list(named(g, group)) for g, group in enumerate(self.param_groups)]
+        uses = Counter(name for pairs in groups for name in {name for _, name in pairs})
+        for g, pairs in enumerate(groups):
+            for p, name in pairs:
+                if id(p) not in seen:
+                    seen.add(id(p))
+                    unique = name if uses[name] == 1 else f"group{g}.{name}"
+                    times[unique] += 1
+                    unique += f"#{times[unique]}" if times[unique] > 1 else ""
+                    yield p, unique, self.param_groups[g], number
+                number += 1
+
+    def _structure(self) -> list[Any]:
+        """What of the groups decides a layout."""
+        return [
+            (list(map(id, group["params"])), [group.get(name) for name in self.STRUCTURE])
+            for group in self.param_groups
+        ]
+
+    def _trains(self, p: Tensor) -> bool:
+        wanted = p.requires_grad or p.grad is not None or bool(self.state.get(p))
+        return wanted and not p.is_meta and not is_lazy(p)
+
+    def _buckets(self) -> list[Any]:
+        """The blocks by device and backend, laid out anew when anything about them changed."""
+        if self._layout is None or not self._layout.is_current(self):
+            for group in self.param_groups:
+                check_options(group)
+                self._check_differentiable(group)
+            self._check_swapped()
+            self._remember_parameters()
+            self._drop_unused()
+            self._populate()
+            self._layout = self._lay_out()
+        return self._layout.buckets
+
+    def _lay_out(self) -> Layout:
+        return Layout(self)
+
+    def _drop_unused(self) -> None:
+        """Forget the untouched state of parameters that others have taken the place of.
+
+        Trainers shard a model after its optimizer was built. State that a step has written stays,
+        as in torch: its parameter may come back.
+        """
+        here = {id(p) for group in self.param_groups for p in group["params"]}
+        for p in [p for p in self.state if isinstance(p, Tensor) and id(p) not in here]:
+            step = self.state[p].get("step")
+            if isinstance(step, Tensor) and not step.is_meta and not bool(local(step).any()):
+                del self.state[p]
+
+    def _remember_parameters(self) -> None:
+        self._seen = [
+            {id(p): not is_lazy(p) and p.dim() > 1 for p in group["params"]}
+            for group in self.param_groups
+        ]
+
+    def _check_swapped(self) -> None:
+        """ZeRO-style wrappers put flat partitions in the place of the parameters we were given."""
+        known = {key for seen in self._seen for key in seen}
+        for p, name, group, _ in self._parameters():
+            if id(p) not in known and not is_lazy(p) and self._owns(p, group):
+                check_parameter(p, name)
+        for g, (group, seen) in enumerate(zip(self.param_groups, self._seen, strict=False)):
+            pairs = list(named(g, group))
+            flat = [
+                id(p) not in known and not is_lazy(p) and p.dim() == 1 and self._owns(p, group)
+                for p, _ in pairs
+            ]
+            if any(seen.values()) and flat and all(flat):
+                raise RuntimeError(
+                    f"{pairs[0][1]} was put in the place of the parameter that the optimizer was "
+                    f"built with, and it is flat. {FLAT_PARAMETER_HELP}"
+                )
+
+
+def named(index: int, group: dict[str, Any]) -> Iterator[tuple[Tensor, str]]:
+    params, names = group["params"], group.get("param_names") or []
+    if len(names) != len(params):  # none given, or a wrapper has put in other parameters
+        names = [f"group{index}.param{i}" for i in range(len(params))]
+    return zip(params, names, strict=True)
+
+
+def check_parameter(p: Tensor, name: str) -> None:
+    """Refuse what cannot keep a norm of its own, with the reason and the alternative."""
+    if getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False):
+        raise RuntimeError(f"{name} is an FSDP1 flat parameter. {FLAT_PARAMETER_HELP}")
+    if hasattr(p, "ds_id"):
+        raise RuntimeError(f"{name} is managed by DeepSpeed ZeRO. {FLAT_PARAMETER_HELP}")
+    if not (p.is_floating_point() or p.is_complex()):
+        raise TypeError(
+            f"{name} must be a floating or complex tensor, got {p.dtype}; "
+            "see docs/troubleshooting.md."
+        )
+    if is_sharded(p) and any(placement.is_partial() for placement in placements_of(p)):
+        raise RuntimeError(
+            f"{name} is a DTensor with placements {placements_of(p)}: a rank that holds one term "
+            "of a sum knows nothing about the norm. Redistribute it to Shard or Replicate; "
+            "see docs/troubleshooting.md."
+        )

@@ -1,0 +1,296 @@
+"""What one backend updates together: parameters, their state as matrices, their options.
+
+``optimizer.state[p]`` is an ordinary dictionary of tensors. Its numbers are views into the bucket's
+matrix ``memory``, one row for each quantity and one column for each block, so that a law works on
+vectors and ``state_dict`` still sees ordinary tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dtensor import counted_once, is_sharded, local, local_gradient, rows_of_shard
+from .geometry import scalar_dtype
+from .option_table import OptionTable
+from .options import check_options
+
+
+@dataclass
+class Member:
+    """One parameter of a bucket."""
+
+    p: Tensor
+    name: str
+    rule: str
+    number: int  # its running number in the optimizer
+    state: dict[str, Any]
+    group: dict[str, Any]
+    rows: int | None  # None: it is one block; else how many, one for each of its rows
+    mesh_row: int  # its place among the blocks on its mesh
+
+    @property
+    def size(self) -> int:
+        """How many blocks it is."""
+        return self.rows or 1
+
+    @property
+    def rows_here(self) -> tuple[int | None, int]:
+        """How many of its rows lie on this rank, and the first of them."""
+        if self.rows is None:
+            return None, 0
+        first, count = rows_of_shard(self.p) if is_sharded(self.p) else (0, self.rows)
+        return count, first
+
+
+class Bucket:
+    """The blocks of one device, and one mesh if they are sharded, that one backend updates.
+
+    Its subclasses say what the law of their optimizer needs: AdamO's, and that of the weights
+    that AngularAdamW turns.
+    """
+
+    Options: Any  # NamedTuples of law.py
+    Traits: Any
+    Memory: Any
+    RECORD: tuple[str, ...]
+    BUFFERS: tuple[str, ...]
+
+    def __init__(self, device: torch.device, backend: str, mesh: Any = None) -> None:
+        self.device, self.backend, self.mesh = device, backend, mesh
+        self.dtype = scalar_dtype(device)
+        self.members: list[Member] = []
+        self.present: list[bool] = []
+        self.takes_part: list[bool] = []  # the same, and stand-ins for gradients of other ranks
+        self.last: Tensor | Callable[[], Tensor] | None = None  # the record of the last step
+        self.kept: list[Any] = []  # what captured graphs read
+        self.plan: Any = None  # what a fused backend prepared for this bucket
+
+    # ---- what subclasses say ----
+
+    def traits_of(self, member: Member) -> Any:
+        """The block's ``Traits`` as numbers."""
+        raise NotImplementedError
+
+    @staticmethod
+    def numbers_of(group: Mapping[str, Any]) -> Iterator[float | Tensor]:
+        """A group's options as numbers, in the order of ``Options``."""
+        raise NotImplementedError
+
+    def quantities(self, record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What diagnostics show of a step."""
+        raise NotImplementedError
+
+    def work(self, amp: Mapping[str, Tensor | None]) -> Any:
+        """This step, ready to run; None without a gradient."""
+        raise NotImplementedError
+
+    # ---- layout ----
+
+    def finish(self) -> None:
+        """Lay out the matrices once all members are in."""
+        members = self.members
+        self.params = [member.p for member in members]
+        self.names = [member.name for member in members]
+        self.states = [member.state for member in members]
+        self.sizes = [member.size for member in members]
+        self.blocks = sum(self.sizes)
+        self.dtypes = [p.dtype for p in self.params]
+        self.devices = [self.device] * len(members)
+        self.shapes = [p.shape for p in self.params]
+        self.strides = [p.stride() for p in self.params]
+        self.rows_here = [member.rows_here for member in members]
+        self.groups: list[dict[str, Any]] = []
+        counts: list[int] = []  # blocks of each group
+        for member in members:
+            if not self.groups or self.groups[-1] is not member.group:
+                self.groups.append(member.group)
+                counts.append(0)
+            counts[-1] += member.size
+        check = partial(check_options, reads_devices=False)
+        self.table = OptionTable(
+            self.Options, self.numbers_of, check, counts, self.device, self.dtype
+        )
+        columns = zip(*map(self.traits_of, members), strict=True)
+        self.traits = torch.stack([self.vector(column) for column in columns])
+        if self.mesh is not None:
+            rows = [m.mesh_row + i for m in members for i in range(m.size)]
+            self.index_on_mesh = torch.tensor(rows, device=self.device)
+            self.counted = self.vector([counted_once(p) for p in self.params])
+        if self.differentiable:
+            return
+        keys = self.Memory._fields
+        self.memory = torch.stack([self._stacked(key) for key in keys])
+        for key, row in zip(keys, self.memory, strict=True):
+            plain = self.blocks == len(members)
+            views = row.unbind() if plain else row.split(self.sizes)
+            for member, view in zip(members, views, strict=True):
+                member.state[key] = view[0] if member.rows is None and not plain else view
+        # compared by identity in every step
+        self.entries = list(chain.from_iterable(map(dict.values, self.states)))
+        self.own = self._own_entries()
+
+    def _stacked(self, key: str) -> Tensor:
+        """One quantity of all members as a vector."""
+        if self.blocks == len(self.members):
+            return torch.stack([state[key].reshape(()) for state in self.states]).to(self.dtype)
+        return torch.cat([state[key].reshape(-1) for state in self.states]).to(self.dtype)
+
+    def vector(self, values: Sequence[float]) -> Tensor:
+        """A number for each member as one for each block, on the device."""
+        host = torch.tensor(values, dtype=self.dtype, device="cpu")
+        if self.blocks != len(self.members):
+            host = host.repeat_interleave(torch.tensor(self.sizes, device="cpu"))
+        return host.to(self.device, non_blocking=True)
+
+    @property
+    def differentiable(self) -> bool:
+        return self.backend == "differentiable"
+
+    def is_current(self) -> bool:
+        """False when somebody changed a parameter's storage or replaced a tensor of its state."""
+        if [p.dtype for p in self.params] != self.dtypes:
+            return False
+        if [p.device for p in self.params] != self.devices:
+            return False
+        if [p.shape for p in self.params] != self.shapes:
+            return False
+        if [p.stride() for p in self.params] != self.strides:
+            return False
+        if self.differentiable:
+            return True
+        entries = list(chain.from_iterable(map(dict.values, self.states)))
+        if not same(entries, self.entries):
+            if not same(self._own_entries(), self.own):
+                return False
+            self.entries = entries  # somebody keeps things of theirs beside ours
+        return True
+
+    def _own_entries(self) -> list[Any]:
+        keys = (*self.Memory._fields, *self.BUFFERS)
+        return [state.get(key) for state in self.states for key in keys]
+
+    # ---- the scalar state ----
+
+    def read(self) -> Any:
+        """The scalar state as vectors."""
+        if self.differentiable:
+            return self.Memory(*map(self._stacked, self.Memory._fields))
+        return self.Memory(*self.memory.unbind())
+
+    def write(self, memory: Any) -> None:
+        """Store the scalar state after a step."""
+        if not self.differentiable:
+            self.memory.copy_(torch.stack(list(memory)))
+            return
+        for key, vector in zip(self.Memory._fields, memory, strict=True):
+            for member, part in zip(self.members, vector.split(self.sizes), strict=True):
+                member.state[key] = part if member.rows else part[0]
+
+    # ---- a step ----
+
+    def prepare(self) -> list[Tensor | None] | None:
+        """The gradients of a step; None where no parameter has one."""
+        self.last = None
+        grads = [p.grad for p in self.params]
+        present = takes_part = [g is not None for g in grads]
+        if self.mesh is not None:
+            if self.mesh.get_coordinate() is None:  # this rank holds no part of them
+                return None
+            grads = self._local_gradients()
+            takes_part = [g is not None for g in grads]
+        elif True not in present:
+            return None
+        self._mark_active(present, takes_part)
+        for i, g in enumerate(grads):
+            if g is None:
+                continue
+            if g.layout is not torch.strided:
+                refuse_sparse(self.names[i])
+            if g.is_neg():  # a lazy minus sign, which memory does not show
+                grads[i] = g.resolve_neg()
+        return grads
+
+    def options(self) -> Any:
+        """The options of this step as vectors."""
+        result = self.table(self.groups, self.differentiable)
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # a later step may replace them, and the graph knows their addresses only
+            self.kept.append((self.active, self.index, self.takes, *self.table.tensors()))
+        return result
+
+    def _mark_active(self, present: list[bool], takes_part: list[bool]) -> None:
+        """Which blocks have a gradient, as mask and index; uploaded only when it changes."""
+        if present != self.present or takes_part != self.takes_part:
+            self.present, self.takes_part = present, takes_part
+            self.active, self.takes = self.vector(present) > 0, self.vector(takes_part) > 0
+            here = [t for t, size in zip(takes_part, self.sizes, strict=True) for _ in range(size)]
+            slots = [slot for slot, takes in enumerate(here) if takes]
+            index = torch.tensor(slots, dtype=torch.long, device="cpu")
+            self.index = index.to(self.device, non_blocking=True)
+
+    def _local_gradients(self) -> list[Tensor | None]:
+        """This rank's shards of the gradients.
+
+        A sharded block that has no gradient here may have one on other ranks: there is no way to
+        know before the sums are added up, so zeros stand in for it. ``requires_grad`` is the same
+        on all ranks.
+        """
+        result: list[Tensor | None] = []
+        for p, name in zip(self.params, self.names, strict=True):
+            if p.grad is not None:
+                result.append(local_gradient(p, p.grad, name))
+            else:
+                result.append(torch.zeros_like(local(p)) if p.requires_grad else None)
+        return result
+
+    def local_state(self, member: Member) -> dict[str, Any]:
+        """A member's state, with this rank's shards of its buffers."""
+        if self.mesh is None:
+            return member.state
+        return {key: local(member.state[key]) for key in self.BUFFERS if key in member.state}
+
+    def spread(self, values: list[Tensor], members: list[int], width: int) -> Tensor:
+        """Sums of the members in this step → one row for every block, 0 for the others."""
+        rows = []
+        for value, i in zip(values, members, strict=True):
+            count, first = self.rows_here[i]
+            if count is None:
+                value = value.unsqueeze(0)
+            elif count != self.sizes[i]:  # the other rows lie on other ranks
+                whole = value.new_zeros(self.sizes[i], width)
+                whole[first : first + count] = value
+                value = whole
+            rows.append(value)
+        if len(values) == len(self.members):
+            return torch.cat(rows)
+        zeros = torch.zeros(self.blocks, width, dtype=self.dtype, device=self.device)
+        return zeros.index_copy(0, self.index, torch.cat(rows)) if rows else zeros
+
+    def record(self) -> dict[str, Tensor] | None:
+        """The vectors of the last step by name; no synchronisation."""
+        if self.last is None:
+            return None
+        rows = self.last if isinstance(self.last, Tensor) else self.last()
+        return dict(zip(self.RECORD, rows.unbind(), strict=True))
+
+
+def same(new: Sequence[Any], old: Sequence[Any]) -> bool:
+    """The very same objects in the same order; a comparison that every step can afford."""
+    return len(new) == len(old) and all(map(is_, new, old))
+
+
+def refuse_sparse(name: str) -> None:
+    """A sparse gradient has no norm in the directions it leaves out."""
+    raise RuntimeError(
+        f"sparse gradients are not supported, and the gradient of {name} is one. "
+        "Use sparse=False in the embedding, or torch.optim.SparseAdam for this parameter; "
+        "see docs/troubleshooting.md."
+    )

@@ -1,0 +1,185 @@
+"""Weights that turn: their state, and a step in two passes with ``law.turn_law`` between them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .backends import fused_module
+from .blocks import Blocks, block_of
+from .buckets import Bucket, Member
+from .diagnostics import of_turns
+from .dtensor import as_real, local
+from .geometry import real_numel, scalar_dtype
+from .law import (
+    TURN_RECORD,
+    UNSET,
+    TurnMemory,
+    TurnOptions,
+    TurnSums,
+    TurnTraits,
+    turn_law,
+)
+from .options import users_level
+from .sharding import whole_sum
+
+NUMBERS = TurnMemory._fields
+WATCHED_STEPS = 100  # so many turns at max_angle on end, from the first on, are worth a sentence
+
+
+def begin(state: dict[str, Any], p: Tensor) -> None:
+    """The state of a weight that is about to turn, from nothing or from AdamW's."""
+    scalar, square = scalar_dtype(p.device), state.pop("exp_avg_sq", None)
+    start = {"step": 0.0, "mean_square": 0.0, "initial_norm": UNSET}
+    if square is not None:
+        start["mean_square"] = whole_sum(square.detach()) / max(real_numel(p), 1)
+    for key, value in start.items():
+        old = torch.as_tensor(state.get(key, value))
+        state[key] = local(old).detach().to(p.device, scalar).reshape(())
+    if "exp_avg" not in state:
+        state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+
+
+def end(state: dict[str, Any], p: Tensor, step_on_device: bool) -> None:
+    """AdamW's state for a weight that has turned so far: every entry has the block's average."""
+    mean = state.pop("mean_square")
+    state.pop("initial_norm", None)
+    square = torch.zeros_like(p, memory_format=torch.preserve_format)
+    as_real(local(square)).fill_(float(local(mean)))
+    state["exp_avg_sq"] = square
+    device = p.device if step_on_device else torch.device("cpu")
+    state["step"] = local(state["step"]).detach().to(device, torch.float32)
+
+
+class TwoPasses(Bucket):
+    """Blocks that AngularAdamW turns."""
+
+    Options, Traits, Memory, RECORD = TurnOptions, TurnTraits, TurnMemory, TURN_RECORD
+    BUFFERS = ("exp_avg",)
+    quantities = staticmethod(of_turns)
+    watched = 0  # steps so far in which every block was at max_angle; -1: no longer of interest
+
+    def traits_of(self, member: Member) -> TurnTraits:
+        return TurnTraits(inverse_root=max(real_numel(member.p), 1) ** -0.5)  # type: ignore[arg-type]
+
+    @staticmethod
+    def numbers_of(group: Mapping[str, Any]) -> Iterator[float | Tensor]:
+        yield group["lr"]
+        yield from group["betas"]
+        yield group["eps"]
+        yield 0.0 if group["angular_rms"] is None else group["angular_rms"]
+        yield group["max_angle"]
+        yield -1.0 if group["maximize"] else 1.0
+
+    def work(self, amp: Mapping[str, Tensor | None]) -> Any:
+        grads = self.prepare()
+        if grads is None:
+            return None
+        self.watch()
+        amp = {k: None if x is None else x.to(self.device) for k, x in amp.items()}
+        kind = fused_module(self.device).TurnWork if self.backend == "fused" else Work
+        return kind(self, grads, self.options(), **amp)
+
+    def watch(self) -> None:
+        """Say so once where all weights turn at ``max_angle`` from the first step on."""
+        if self.watched < 0:
+            return
+        asked = [self.asked(group) for group in self.groups]
+        if not all(x is not None and x > group["max_angle"] for x, group in zip(asked, self.groups, strict=True)):  # fmt: skip
+            self.watched = -1
+            return
+        self.watched += 1
+        if self.watched == WATCHED_STEPS:
+            self.watched, group = -1, self.groups[0]
+            warnings.warn(
+                f"lr={float(group['lr']):g} asks weights to turn by {asked[0]:.2g} radians a step, "
+                f"and max_angle={group['max_angle']:g} has bounded that in each of the first "
+                f"{WATCHED_STEPS} steps. An lr of {group['max_angle'] * group['angular_rms']:.2g} "
+                "or less is not bounded; a schedule that decays gets there by itself.",
+                UserWarning,
+                stacklevel=users_level(),
+            )
+
+    @staticmethod
+    def asked(group: Mapping[str, Any]) -> float | None:
+        """The angle of a step, where the host knows it without reading a device."""
+        lr, rms = group["lr"], group["angular_rms"]
+        if rms is None or any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (lr, rms)):
+            return None
+        return float(lr) / float(rms)
+
+
+class Work:
+    """One step in torch calls; ``begin`` and ``proceed`` as in ``three_passes.Work``."""
+
+    def __init__(
+        self,
+        bucket: TwoPasses,
+        grads: list[Tensor | None],
+        options: TurnOptions,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> None:
+        self.bucket, self.options = bucket, options
+        self.grad_scale, self.found_inf = grad_scale, found_inf
+        self.blocks = Blocks(bucket.dtype, bucket.sizes, bucket.differentiable)
+        for i, (member, g) in enumerate(zip(bucket.members, grads, strict=True)):
+            if g is not None:
+                state = bucket.local_state(member)
+                self.blocks.append(block_of(i, local(member.p), g, state, bucket.differentiable))
+        self.members = [block.member for block in self.blocks]
+
+    def run(self) -> None:
+        self.proceed(self.begin(), self.bucket.active)
+
+    def begin(self) -> Tensor:
+        """Pass 1: m ← β₁m + (1−β₁)(±g); ‖w‖², ‖g‖², ⟨m,w⟩, ‖m‖²."""
+        blocks, scalar, rows = self.blocks, self.bucket.dtype, []
+        columns = (self.options.beta1, 1 - self.options.beta1, self.options.sign)
+        for block, beta1, rest1, sign in zip(blocks, *map(blocks.pick, columns), strict=True):
+            sums = []
+            for piece in block.pieces(block.w, block.g, block.m, whole=blocks.replace):
+                w, g, m = piece.tensors
+                if self.grad_scale is not None:
+                    g = g * self.grad_scale.double().reciprocal().to(g.dtype)
+                new_m = m * beta1 + g.to(m.dtype) * (sign * rest1)
+                if self.found_inf is not None:
+                    new_m = torch.where(self.found_inf == 0, new_m, m)
+                new_m = new_m.to(m.dtype)
+                blocks.write(block, "m", m, new_m)
+                w, g, new_m = (x.to(scalar) for x in (w, g, new_m))
+                pairs = [(w, w), (g, g), (new_m, w), (new_m, new_m)]
+                sums.append(blocks.products(block, pairs))
+            rows.append(blocks.add(block, sums))
+        return self.bucket.spread(rows, self.members, len(TurnSums._fields))
+
+    def proceed(self, rows: Tensor, active: Tensor) -> None:
+        """The law, and pass 2: w ← w + (a−1)·w − b·m."""
+        bucket, blocks, sums = self.bucket, self.blocks, TurnSums(*rows.unbind(1))
+        if self.found_inf is not None:
+            active = active & (self.found_inf == 0)
+        traits = TurnTraits(*bucket.traits.unbind())
+        turn, memory = turn_law(self.options, traits, bucket.read(), sums, active)
+        for block, a1, b in zip(blocks, blocks.pick(turn.a1), blocks.pick(turn.b), strict=True):
+            for piece in block.pieces(block.w, block.m, whole=blocks.replace):
+                w, m = piece.tensors
+                wide = w.float() if w.dtype in (torch.bfloat16, torch.float16) else w
+                value = wide + (wide * a1 - m.to(wide.dtype) * b)
+                blocks.write(block, "w", w, value.to(w.dtype))
+        bucket.write(memory)
+        if bucket.differentiable:
+            self.put_back()
+        record = (*sums, *turn, active)
+        bucket.last = torch.stack([x.to(bucket.dtype) for x in record]).detach()
+
+    def put_back(self) -> None:
+        """After a differentiable step: the new tensors become the parameter and its state."""
+        for block in self.blocks:
+            member = self.bucket.members[block.member]
+            as_before = torch.view_as_complex if member.p.is_complex() else lambda x: x
+            member.p.copy_(as_before(block.w))
+            member.state["exp_avg"] = as_before(block.m)
