@@ -249,7 +249,8 @@ def test_label_smoothing_and_late_options_reach_the_optimizer(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("make", "ours"), [(AdamO, ADAMO), (AngularAdamW, ANGULAR)])
 def test_our_settings_are_the_class_s_own(make: Any, ours: dict[str, Any]) -> None:
-    defaults = make([torch.nn.Parameter(torch.ones(2, 2))]).defaults
+    group = {"params": [torch.nn.Parameter(torch.ones(2, 2))], "rule": "general"}
+    defaults = make([group]).defaults
     assert {name: defaults[name] for name in ours} == ours
 
 

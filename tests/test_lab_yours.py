@@ -134,8 +134,8 @@ def test_a_loader_without_randomness_and_equal_first_losses(tmp_path: Path) -> N
 
 
 def test_adamw_adamo_and_angular_adamw_are_compared_unless_told_otherwise(tmp_path: Path) -> None:
-    known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path, "example_batch": X}
-    comparison = compare(make_model, CONSTANT, loss_fn, **known)
+    known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path}
+    comparison = compare(make_model, CONSTANT, loss_fn, example_batch=CONSTANT[0], **known)
     assert [r.config.optimizer for r in comparison.records] == ["adamw", "adamo", "angular"]
     assert [r.error for r in comparison.records] == [""] * 3
     assert "AngularAdamW" in comparison.table()
@@ -543,7 +543,7 @@ def test_frozen_unused_and_strided_parameters_have_their_own_diagnostics(tmp_pat
 
     known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path}
     comparison = compare(Partly, CONSTANT, loss_fn, **known)
-    assert [r.status for r in comparison.records] == [FINISHED] * 2
+    assert [r.status for r in comparison.records] == [FINISHED] * 3
     seen = comparison.records[1].dynamics[-1]["weights"]
     moved = {"frozen.weight": False, "strided": True, "unused.weight": False, "head.weight": True}
     assert {n: "eta_radial" in values for n, values in seen.items()} == moved
@@ -561,7 +561,7 @@ def test_a_model_without_a_matrix(tmp_path: Path) -> None:
 
     known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path}
     comparison = compare(Scaled, CONSTANT, loss_fn, **known)
-    assert [r.status for r in comparison.records] == [FINISHED] * 2
+    assert [r.status for r in comparison.records] == [FINISHED] * 3
     assert comparison.records[0].dynamics == [{"epoch": 1, "weights": {}}]
 
 
@@ -747,9 +747,9 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "iterator": ({"loader": endless()}, "train_loader is an iterator and can be read only once"),
     "data set": ({"loader": DATA}, "train_loader must be .* TensorDataset; wrap a data set in a D"),
     "data set for validation": ({"valid_loader": DATA}, "valid_loader must be .*; wrap a data set"),
-    "whole batch for an example": (
-        {"example_batch": CONSTANT[0]},
-        r"example_batch must be what the model takes, x of .*\(x, y\).* takes 2 positional",
+    "example of another width": (
+        {"example_batch": X[:, :3]},
+        r"example_batch must be what the model takes, .*\(x, y\).* shapes cannot be multiplied",
     ),
     "example without a gradient": (
         {"model": lambda: Detached(4, 1), "example_batch": X},

@@ -254,10 +254,7 @@ def adamo(
 
     if slow := environment.slow_backend(next(model.parameters()).device):
         warnings.warn(slow, stacklevel=1)
-    if what.rules == "model":
-        groups = param_groups(model, example, low_dim=arguments.get("low_dim", "auto"))
-    else:
-        groups = model.named_parameters()
+    groups = param_groups(model, example) if what.rules == "model" else model.named_parameters()
     return AdamO(groups, capturable=graph, **arguments)
 
 

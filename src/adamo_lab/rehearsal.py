@@ -79,8 +79,8 @@ def rules_of(model: nn.Module, example: Any) -> dict[str, str]:
     except (RuntimeError, TypeError, ValueError) as error:
         cause = error.__cause__ or str(error).partition(": pass forward")[0]  # not ours to offer
         raise LabError(
-            "example_batch must be what the model takes, x of a loader's (x, y) and several "
-            f"samples of it, or be left out; the model said: {cause}"
+            "example_batch must be what the model takes, a loader's (x, y) or x alone, with "
+            f"several samples, or be left out; the model said: {cause}"
         ) from error
     return {f"rule of {name}": group["rule"] for group in groups for name, _ in group["params"]}
 

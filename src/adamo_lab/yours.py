@@ -88,10 +88,10 @@ def compare(
         valid_loader: batches on which the loss is evaluated after every epoch.
         metrics: ``metrics(model, batch)``, more numbers about a validation batch, by name. Like
             the loss they are averaged over the batches, weighted by their size.
-        example_batch: what the model takes, x of a loader's (x, y), so that AdamO and AngularAdamW
-            find scale-invariant weights (see ``adamo_optim.param_groups``). Without it the rules go
-            by shape, and AngularAdamW is AdamW. What it decides counts, not its values: it may be
-            another one every time.
+        example_batch: what the model takes, a loader's (x, y) or x alone, so that AdamO and
+            AngularAdamW find scale-invariant weights (see ``adamo_optim.param_groups``). Without it
+            the rules go by shape, and AngularAdamW is AdamW. What it decides counts, not its
+            values: it may be another one every time.
         seeds: one run of each optimizer for every seed; a number n stands for 0 to n - 1.
         out: the folder of the records and the report.
         device: where to train.
