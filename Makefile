@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed
 PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench sanitize browser report docs docs-serve docs-figures \
+.PHONY: help venv demo test lint format laws bench sanitize browser report docs docs-serve docs-figures \
   package check-package ci clean
 
 help:  ## list the targets
@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints-dev.txt setup.py $(wildcard src/adamo_optim
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## AdamW and AdamO side by side: about three minutes, then a page of pictures
+demo: $(STAMP)  ## AdamW, AdamO and AngularAdamW side by side: about three minutes, then a page of pictures
 	$(VENV)/bin/adamo-lab demo $(DEMO_ARGS)
 
 # Two workers with one thread each: more threads than cores make small tensor operations slower.
@@ -45,6 +45,9 @@ lint: $(STAMP)  ## ruff check, ruff format --check, pyright
 format: $(STAMP)  ## let ruff mend and format the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+laws: $(STAMP)  ## write the scalar laws of law.py in C and for Triton
+	$(PY) scripts/generate_laws.py
 
 bench: $(STAMP)  ## time AdamO against AdamW on this machine: a table, JSON and a plot
 	$(VENV)/bin/adamo-lab bench $(BENCH_ARGS)

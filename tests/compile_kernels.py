@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from adamo_optim import AdamO, cuda
+from adamo_optim import AdamO, AngularAdamW, cuda
 
 TARGETS = [GPUTarget("cuda", capability, 32) for capability in (80, 90)]
 POINTERS = {
@@ -52,26 +52,40 @@ def compile_only(
         assert result.asm["cubin"]
 
 
-def step(options: dict[str, Any], dtype: torch.dtype, scaled: bool) -> None:
-    weights = [nn.Parameter(torch.randn(48, 40).to(dtype)), nn.Parameter(torch.randn(7).to(dtype))]
-    optimizer = AdamO(weights, foreach=False, fused=False, **options)
+def step(optimizer: Any, scaled: bool) -> None:
     number = torch.ones(1)
+    amp = {"grad_scale": number, "found_inf": number} if scaled else {}
+    kind = cuda.TurnWork if isinstance(optimizer, AngularAdamW) else cuda.Work
     for _ in range(2):
-        for p in weights:
-            p.grad = torch.ones_like(p)
-        for work in optimizer._prepare():
-            cuda.step(work, **({"grad_scale": number, "found_inf": number} if scaled else {}))
-            plan = work.bucket.plan
-            plan.add_up(plan.partial_reduce, plan.coarse, plan.partial_reduce, 5)  # sharded only
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.randn(p.shape).to(p.dtype)
+        for bucket in optimizer._buckets():
+            work = kind(bucket, bucket.prepare(), bucket.options(), **amp)
+            work.run()
+            work.totals(torch.zeros(4, work.plan.short.count).double(), work.plan.short)  # sharded
+
+
+def weights(dtype: torch.dtype) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((48, 40), (7,))]
+
+
+def adamo(options: dict[str, Any], dtype: torch.dtype, scaled: bool) -> None:
+    step(AdamO(weights(dtype), foreach=False, **options), scaled)
+
+
+def turning(dtype: torch.dtype, scaled: bool) -> None:
+    groups = [{"params": weights(dtype), "rule": "scale_invariant"}]
+    step(AngularAdamW(groups, foreach=False), scaled)
 
 
 def main() -> None:
     cuda.Plan.launch = compile_only
-    step({}, torch.float32, scaled=False)
-    step({"radial": "sgd", "weight_decay": 0.0}, torch.float32, scaled=False)
-    step({"previous_gradient": "sampled"}, torch.float32, scaled=True)
-    step({"previous_gradient": "bfloat16"}, torch.float16, scaled=False)
-    step({"curvature_target": None, "rounding": "stochastic"}, torch.bfloat16, scaled=False)
+    adamo({}, torch.float32, scaled=False)
+    adamo({"previous_gradient": "sampled"}, torch.float32, scaled=True)
+    adamo({"previous_gradient": "bfloat16"}, torch.float16, scaled=False)
+    adamo({"curvature_target": None, "rounding": "stochastic"}, torch.bfloat16, scaled=False)
+    turning(torch.float32, scaled=True)
+    turning(torch.bfloat16, scaled=False)
     kernels = sorted({name.split()[0] for name in compiled})
     print(f"{len(compiled)} kernels for {len(TARGETS)} targets: {', '.join(kernels)}")
 

@@ -6,27 +6,63 @@ import pytest
 import torch
 
 from adamo_optim import native
-from oracle import CASES, LOWER_PRECISION, RELATIVE, Case, compare, expected_end, run
+from oracle import (
+    CASES,
+    RELATIVE,
+    ROW_CASES,
+    TURNS,
+    Case,
+    adamo_for,
+    angular_for,
+    compare,
+    compare_turns,
+    expected_end,
+    expected_turns,
+    in_lower_precision,
+    train,
+)
 
-BACKENDS: dict[str, dict[str, bool]] = {
-    "for-loop": {"foreach": False},
-    "foreach": {"foreach": True},
-}
+TORCH_CALLS: list[dict[str, bool]] = [{"foreach": False}, {"foreach": True}]
+BACKENDS = [*TORCH_CALLS]
 if not isinstance(native.kernel(), str):  # built; tests/test_native.py insists where it can be
-    BACKENDS["fused"] = {"fused": True}
-pytestmark = pytest.mark.filterwarnings("ignore:weight_decay=.*of every weight:UserWarning")
+    BACKENDS.append({"fused": True})
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:weight_decay=.*of every weight:UserWarning"),
+    pytest.mark.filterwarnings("ignore:lr=.*asks weights to turn:UserWarning"),
+]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_float64_agrees_after_200_steps(case: Case) -> None:
+def backends_of(case: Case) -> list[dict[str, bool]]:
+    return TORCH_CALLS if case.options.get("block") == "row" else BACKENDS
+
+
+@pytest.mark.parametrize("case", [*CASES, *ROW_CASES], ids=lambda case: case.name)
+def test_adamo_agrees_in_float64_after_200_steps(case: Case) -> None:
     steps = 12 if case.ill_conditioned else 200
     expected = expected_end(case, torch.float64, steps)
-    for backend in BACKENDS.values():
-        compare(run(case, torch.float64, steps, **backend), expected, RELATIVE[torch.float64])
+    for backend in backends_of(case):
+        actual = train(adamo_for(case, torch.float64, **backend), steps)
+        compare(actual, expected, RELATIVE[torch.float64])
 
 
-@pytest.mark.parametrize(("case", "dtype"), LOWER_PRECISION)
-def test_lower_precision_agrees_to_rounding(case: Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("case", "dtype"), in_lower_precision([*CASES, *ROW_CASES]))
+def test_adamo_agrees_to_rounding_in_lower_precision(case: Case, dtype: torch.dtype) -> None:
     expected = expected_end(case, dtype, 40)
-    for backend in BACKENDS.values():
-        compare(run(case, dtype, 40, **backend), expected, RELATIVE[dtype])
+    for backend in backends_of(case):
+        compare(train(adamo_for(case, dtype, **backend), 40), expected, RELATIVE[dtype])
+
+
+@pytest.mark.parametrize("case", TURNS, ids=lambda case: case.name)
+def test_turns_agree_in_float64_after_200_steps(case: Case) -> None:
+    expected = expected_turns(case, torch.float64, 200)
+    for backend in BACKENDS:
+        actual = train(angular_for(case, torch.float64, **backend), 200)
+        compare_turns(actual, expected, RELATIVE[torch.float64])
+
+
+@pytest.mark.parametrize(("case", "dtype"), in_lower_precision(TURNS))
+def test_turns_agree_to_rounding_in_lower_precision(case: Case, dtype: torch.dtype) -> None:
+    expected = expected_turns(case, dtype, 40)
+    for backend in BACKENDS:
+        actual = train(angular_for(case, dtype, **backend), 40)
+        compare_turns(actual, expected, RELATIVE[dtype])

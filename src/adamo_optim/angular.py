@@ -182,9 +182,9 @@ class AngularAdamW(Blockwise, AdamW):
         if group["differentiable"]:
             refuse_differentiable_shards(p, name)
             return "differentiable", ""
-        note = why_not_fused(local(p)) if group["fused"] is not False else "fused=False"
-        if group["foreach"] and group["fused"] is None:
-            note = "foreach=True"
+        if group["fused"] is False or (group["fused"] is None and group["foreach"] is not None):
+            return "torch calls", ""
+        note = why_not_fused(local(p))
         return ("torch calls", note) if note else ("fused", "")
 
     def _populate(self) -> None:

@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .optimizer import AdamO
+from .blockwise import Blockwise
 
-QUANTITIES = ("norm", "gradient_norm", "eta_radial", "angle")
+# what is logged by default, as far as the optimizer has it
+QUANTITIES = ("norm", "gradient_norm", "eta_radial", "angle", "at_max_angle")
 
 
 def log_diagnostics(
@@ -24,22 +25,24 @@ def log_diagnostics(
     step: int,
     every: int = 100,
     prefix: str = "adamo",
-    quantities: Sequence[str] = QUANTITIES,
+    quantities: Sequence[str] | None = None,
 ) -> bool:
     """Hand the diagnostics of the last step to a logger, in one step out of ``every``.
 
     In the other steps nothing is computed and nothing waits for the device.
 
     Args:
-        optimizer: an AdamO that has taken a step, as it is or wrapped by Accelerate or Lightning.
+        optimizer: an AdamO or AngularAdamW that has taken a step, as it is or wrapped by Accelerate
+            or Lightning.
         log: a TensorBoard ``SummaryWriter``; whatever has ``log_metrics(values, step=...)``
             (Lightning's loggers) or ``log(values, step=...)`` (``wandb``, its runs, Accelerate's
             ``Accelerator``); or a function of (values, step).
         step: the number of the step; it is logged where ``every`` divides it.
         every: one step in how many is logged.
         prefix: the values are called ``prefix/quantity/parameter``, and ``prefix/guard_…/total``
-            for the number of parameters in which a part of the guard acted.
-        quantities: which columns of :meth:`AdamO.diagnostics` are logged for every parameter.
+            for the number of parameters in which a part of AdamO's guard acted.
+        quantities: which columns of ``optimizer.diagnostics()`` are logged for every parameter;
+            ``None``: norm, gradient_norm and angle, AdamO's eta_radial, AngularAdamW's at_max_angle.
 
     Returns:
         Whether this step was logged.
@@ -53,16 +56,20 @@ def log_diagnostics(
         raise ValueError(f"every must be >= 1, got {every}")
     if step % every:
         return False
-    values = logged_values(find_adamo(optimizer), prefix, quantities)
+    values = logged_values(find_optimizer(optimizer), prefix, quantities)
     if values:
         sink(log)(values, step)
     return bool(values)
 
 
-def logged_values(optimizer: AdamO, prefix: str, quantities: Sequence[str]) -> dict[str, float]:
+def logged_values(
+    optimizer: Blockwise, prefix: str, quantities: Sequence[str] | None
+) -> dict[str, float]:
     """One number per parameter and quantity, and the sums of the guard's flags; synchronizes."""
     rows = optimizer.diagnostics(synchronize=True)
     known = list(next(iter(rows.values()), {}))
+    if quantities is None:
+        quantities = [name for name in QUANTITIES if name in known]
     if rows and (unknown := [name for name in quantities if name not in known]):
         raise ValueError(f"quantities must be among {', '.join(known)}; got {unknown[0]!r}")
     values = {}
@@ -101,13 +108,14 @@ def sink(log: Any) -> Callable[[dict[str, float], int], Any]:
     return log
 
 
-def find_adamo(optimizer: Any) -> AdamO:
-    """The AdamO inside the wrappers of Accelerate (``.optimizer``) and Lightning."""
+def find_optimizer(optimizer: Any) -> Blockwise:
+    """The AdamO or AngularAdamW inside the wrappers of Accelerate (``.optimizer``) and Lightning."""
     found = optimizer
-    while not isinstance(found, AdamO):
+    while not isinstance(found, Blockwise):
         found = getattr(found, "optimizer", None)
         if found is None:
-            raise ValueError(f"there is no AdamO in this {type(optimizer).__name__}")
+            kind = type(optimizer).__name__
+            raise ValueError(f"there is no AdamO and no AngularAdamW in this {kind}")
     return found
 
 
@@ -131,15 +139,15 @@ def transformers_callback(trainer: Any, every: int = 100, **options: Any) -> Any
                     trainer.args, state, trainer.control, logs=logs, model=handler.model
                 )
 
-    class AdamOCallback(TrainerCallback):
+    class Diagnostics(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             log_diagnostics(kwargs["optimizer"], report, state.global_step, every, **options)
 
-    return AdamOCallback()
+    return Diagnostics()
 
 
 def lightning_callback(every: int = 100, **options: Any) -> Any:
-    """A Lightning ``Callback`` that sends diagnostics of every AdamO to the trainer's loggers.
+    """A Lightning ``Callback`` that sends diagnostics of every AdamO and AngularAdamW to its loggers.
 
     ``options`` are those of :func:`log_diagnostics`; with several optimizers the prefix is
     followed by the optimizer's number.
@@ -153,7 +161,7 @@ def lightning_callback(every: int = 100, **options: Any) -> Any:
         pytorch = importlib.import_module("pytorch_lightning")
     prefix = options.pop("prefix", "adamo")
 
-    class AdamOCallback(pytorch.Callback):
+    class Diagnostics(pytorch.Callback):
         last = 0
 
         def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -169,8 +177,8 @@ def lightning_callback(every: int = 100, **options: Any) -> Any:
 
             several = len(trainer.optimizers) > 1
             for i, optimizer in enumerate(trainer.optimizers):
-                if isinstance(optimizer, AdamO):
+                if isinstance(optimizer, Blockwise):
                     name = f"{prefix}{i}" if several else prefix
                     log_diagnostics(optimizer, log, step, 1, name, **options)
 
-    return AdamOCallback()
+    return Diagnostics()

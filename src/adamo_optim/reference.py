@@ -1,8 +1,9 @@
-r"""AdamO written to be read: the truth every backend is tested against.
+r"""Both optimizers written to be read: the truth every backend is tested against.
 
-``algorithm1`` is Algorithm 1 of the paper, line for line, one block at a time. ``reference_step``
-adds this package's options in the same plain form and equals ``algorithm1`` when they are off.
-Neither is a backend: both branch on values, keep the whole vector m^ρ and care for no speed.
+``algorithm1`` is Algorithm 1 of the paper, line for line, one block at a time. ``ReferenceAdamO``
+adds this package's options in the same plain form and equals it when they are off.
+``ReferenceAngularAdamW`` is AdamW with a rotation. Both are optimizers that train models; they
+branch on values, keep the whole vector m^ρ and care for no speed.
 
 Symbols: w; g, g⁻ = ``g_previous``; m^θ, v^θ = ``m_tangential``, ``v_tangential``; m^ρ =
 ``m_radial``; τ = ``tau``; η_θ = ``lr``; η_ρ = ``radial_lr``; η_ρ,t = ``eta_radial``; λ =
@@ -16,8 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from . import geometry
+from .rounding import round_stochastically
+from .rules import rule_of
+from .sampling import sample
 
 
 def inner(x: Tensor, y: Tensor) -> Tensor:
@@ -33,6 +38,9 @@ def radial(z: Tensor, w: Tensor) -> Tensor:
 def tangential(z: Tensor, w: Tensor) -> Tensor:
     """φ^θ_w(z) = z − φ^ρ_w(z), Eq. 1."""
     return z - radial(z, w)
+
+
+# ---- the paper ---------------------------------------------------------------------------------
 
 
 def algorithm1(
@@ -93,30 +101,68 @@ def algorithm1(
     return (1 - eta_radial * weight_decay) * w - step
 
 
-def reference_step(
+# ---- AdamO -------------------------------------------------------------------------------------
+
+
+class ReferenceAdamO(Optimizer):
+    """AdamO with all its options; ``options`` are those of :class:`adamo_optim.AdamO`."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        from .adamo import AdamO
+
+        defaults = AdamO([torch.zeros(1)], **options).defaults
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        number = -1
+        for group in self.param_groups:
+            for p in group["params"]:
+                number += 1
+                if p.grad is None:
+                    continue
+                rule = rule_of(p, group).name
+                dtype = geometry.compute_dtype(p)
+                # complex numbers count as pairs of real ones
+                w, g = (as_real(x.detach()).to(dtype) for x in (p, p.grad))
+                kept = as_real(sample(p.grad, number)).to(dtype)
+                by_row = group["block"] == "row" and rule != "low_dim" and _has_rows(p)
+                if by_row:
+                    states = self.state[p].setdefault("rows", [{} for _ in w])
+                    zipped = zip(w, g, states, strict=True)
+                    news = [one_block(p, x, y, y, s, group, rule) for x, y, s in zipped]
+                    new, steps = torch.stack(news), torch.tensor([s["t"] for s in states])
+                    steps = steps.view(-1, *(1,) * (w.dim() - 1))
+                else:
+                    new = one_block(p, w, g, kept, self.state[p], group, rule)
+                    steps = torch.tensor(self.state[p]["t"])
+                if p.dtype == torch.bfloat16 and group["rounding"] == "stochastic":
+                    places = torch.arange(p.numel()).as_strided(p.shape, p.stride())
+                    p.copy_(round_stochastically(new, steps, number, places))
+                else:
+                    p.copy_(torch.view_as_complex(new) if p.is_complex() else new)
+
+
+def as_real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _has_rows(p: Tensor) -> bool:
+    """A row of one entry has no direction, and one row is the tensor itself."""
+    entries = p.numel() * (2 if p.is_complex() else 1)
+    return p.dim() > 1 and p.shape[0] > 1 and entries > p.shape[0]
+
+
+def one_block(
     p: Tensor,
-    grad: Tensor,
+    w: Tensor,
+    g: Tensor,
+    g_sampled: Tensor,
     state: dict[str, Any],
     options: dict[str, Any],
-    *,
-    rule: str = "general",
-    seed: int = 0,
+    rule: str,
 ) -> Tensor:
-    """One step of AdamO with all its options for one block; returns the new parameter.
-
-    Args:
-        p: the parameter; complex ones count as pairs of real numbers, low precision is computed
-            in float32.
-        grad: its gradient.
-        state: the block's state, empty before the first step, in the names of this file.
-        options: a parameter group of :class:`adamo_optim.AdamO`.
-        rule: ``"general"``, ``"scale_invariant"`` or ``"low_dim"``.
-        seed: the parameter's running number, which places the slice of ``"sampled"``.
-    """
-    dtype = geometry.compute_dtype(p)
-    w = geometry.as_real(p.detach()).to(dtype)
-    g = geometry.as_real(grad).to(dtype)
-    g_sampled = geometry.as_real(geometry.sample(grad, seed)).to(dtype)
+    """One step of AdamO for one block; returns the new w. ``state`` is empty before the first."""
     sign = -1.0 if options["maximize"] else 1.0
     guard, eps = options["guard"], options["eps"]
     beta1, beta2 = (float(b) for b in options["betas"])
@@ -126,105 +172,67 @@ def reference_step(
         state.update(tau=None, reference=0.0, nonzero_gradients=0, initial_norm=None)
         state["g_previous"] = 0 * (g_sampled if options["previous_gradient"] == "sampled" else g)
 
-    # The guard leaves a block alone whose norm is not finite or whose gradient's square is not.
+    # The guard leaves a block alone whose norm is not finite or whose gradient's square does not
+    # fit into v.
     gg, ww = float(inner(g, g)), float(inner(w, w))
     if guard and not (gg <= geometry.largest_square(p) and math.isfinite(ww)):
-        return p.detach().clone()
+        return w.clone()
     t = state["t"] = state["t"] + 1
     if state["initial_norm"] is None:
         state["initial_norm"] = math.sqrt(ww)
     if state["initial_norm"] == 0 or ww == 0:
         rule = "low_dim"
     m, v = state["m_tangential"], state["v_tangential"]
-    floor = geometry.smallest_eps(p)
+    eps_adam = max(eps, geometry.smallest_eps(p))
 
-    # LowDim(w): Adam and, unlike the paper's, decay where asked for
+    # LowDim(w)
     if rule == "low_dim":
         m = beta1 * m + (1 - beta1) * sign * g
         v = beta2 * v + (1 - beta2) * g * g
         state.update(m_tangential=m, v_tangential=v)
-        u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + max(eps, floor))
-        u = _bounded(u) if guard else u
-        decay = options["low_dim_decay"]
-        factor = 1 - lr * float(options["weight_decay"] if decay is None else decay)
-        factor = max(factor, 0.5) if guard else factor
-        return _like(p, factor * w - options["low_dim_scale"] * lr * u, options, t, seed)
-
-    # A weight that turns and is declared scale-invariant: its norm sets neither the output nor the
-    # angle, and is left alone.
-    declared = rule == "scale_invariant"
-    keeps_norm = declared and options["tangential"] != "additive"
+        u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps_adam)
+        return w - options["low_dim_scale"] * lr * (_bounded(u) if guard else u)
 
     # curvature-adaptive radial step size
-    scale = 1.0 if keeps_norm else _curvature_scale(g, g_sampled, gg, state, options)
+    scale = _curvature_scale(g, g_sampled, gg, state, options)
     if guard:
         scale = min(max(scale, 0.1), 10.0)
     ratio, absolute = options["radial_lr_ratio"], options["radial_lr"]
     eta_radial = scale * (float(ratio * lr) if absolute is None else float(absolute))
 
-    # ScaleInv(w): declared, or AdamP's cosine test on the whole tensor
+    # ScaleInv(w): declared, or AdamP's cosine test on the whole block
     gw = float(inner(g, w))
-    scale_invariant = declared
+    scale_invariant = rule == "scale_invariant"
     if options["delta"] is not None and gg > 0:
         cosine = abs(gw) / math.sqrt(gg * ww)
-        scale_invariant = declared or cosine < options["delta"] / math.sqrt(g.numel())
+        scale_invariant = scale_invariant or cosine < options["delta"] / math.sqrt(g.numel())
 
     # projected states
     g_radial, g_tangential = sign * radial(g, w), sign * tangential(g, w)
     noise = geometry.rounding_level(p.dtype, torch.float64) * gg
     if guard and gg - gw * gw / ww <= noise:
         g_tangential = torch.zeros_like(g)
-    whole = options["radial"] == "adam"  # moments of the whole gradient, and its radial part
-    g_seen = sign * g if whole else g_tangential
     radial_beta = float(options["radial_beta"])
     m_radial = radial_beta * radial(state["m_radial"], w) + (1 - radial_beta) * g_radial
-    m = beta1 * (m if whole else tangential(m, w)) + (1 - beta1) * g_seen
-    v = beta2 * v + (1 - beta2) * g_seen * g_seen
+    m = beta1 * tangential(m, w) + (1 - beta1) * g_tangential
+    v = beta2 * v + (1 - beta2) * g_tangential * g_tangential
     state.update(m_tangential=m, v_tangential=v, m_radial=m_radial)
-    v_hat = v / (1 - beta2**t)
-    if options["second_moment"] == "block" or (options["second_moment"] == "auto" and declared):
-        v_hat = v_hat.double().mean().to(v.dtype)
-    u = (m / (1 - beta1**t)) / (v_hat.sqrt() + max(eps, floor))
+    u = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps_adam)
     u = _bounded(u) if guard else u
 
-    # decay and radial step as one factor f on w
-    decay = float(options["weight_decay"]) * (
-        lr if options["decay_lr"] == "tangential" else eta_radial
-    )
+    # decay and radial step as one factor on w
+    isotropic = options["decay_lr"] == "tangential"
+    decay = float(options["weight_decay"]) * (lr if isotropic else eta_radial)
     if scale_invariant:
         decay *= options["wd_ratio"]
-    norm = math.sqrt(ww)
-    if keeps_norm or (guard and norm < 0.1 * state["initial_norm"]):
+    if guard and math.sqrt(ww) < 0.1 * state["initial_norm"]:
         decay = 0.0
-    step_radial = u if whole else m_radial / (1 - radial_beta**t)
-    pull = eta_radial * float(inner(step_radial, w)) / ww
-    factor = 1 - decay - (0.0 if scale_invariant else pull)
+    m_radial_hat = m_radial / (1 - radial_beta**t)
+    pull = 0.0 if scale_invariant else eta_radial * float(inner(m_radial_hat, w)) / ww
+    factor = 1 - decay - pull
     if guard:
         factor = min(max(factor, 0.5), 2.0)
-
-    # tangential step
-    u_tangential = tangential(u, w)
-    if not (keeps_norm or options["tangential"] == "angular"):
-        return _like(p, factor * w - lr * u_tangential, options, t, seed)
-    k = lr * norm / _unit_of_angles(w, state["initial_norm"], options, scale_invariant)
-    stretch = math.sqrt(1 + k * k * float(inner(u_tangential, u_tangential)) / ww)
-    return _like(p, factor * (w - k * u_tangential) / stretch, options, t, seed)
-
-
-def _unit_of_angles(
-    w: Tensor, initial_norm: float, options: dict[str, Any], scale_invariant: bool
-) -> float:
-    """The norm at which an additive step would turn w as far as an angular one does."""
-    rms, lr, absolute = options["angular_rms"], float(options["lr"]), options["radial_lr"]
-    if rms == "equilibrium":  # AdamW's weight at rest: decay takes 2ηλ‖w‖², noise adds lr²·numel
-        eta = float(options["radial_lr_ratio"]) * lr if absolute is None else float(absolute)
-        eta = lr if options["decay_lr"] == "tangential" else eta
-        rate = (
-            float(options["weight_decay"]) * eta * (options["wd_ratio"] if scale_invariant else 1)
-        )
-        rms = lr / math.sqrt(2 * rate) if rate > 0 and lr > 0 else None
-    unit = initial_norm if rms is None else rms * math.sqrt(w.numel())
-    return max(unit, 10 * lr * math.sqrt(w.numel())) if options["guard"] else unit
+    return factor * w - lr * tangential(u, w)
 
 
 def _curvature_scale(
@@ -269,8 +277,71 @@ def _bounded(u: Tensor) -> Tensor:
     return u * (100 / rms) if rms > 100 else u
 
 
-def _like(p: Tensor, w: Tensor, options: dict[str, Any], t: int, seed: int) -> Tensor:
-    """Back to the parameter's own dtype."""
-    if p.dtype == torch.bfloat16 and options["rounding"] == "stochastic":
-        return geometry.round_stochastically(w, torch.tensor(t), seed)
-    return torch.view_as_complex(w) if p.is_complex() else w.to(p.dtype)
+# ---- AngularAdamW ------------------------------------------------------------------------------
+
+
+class ReferenceAngularAdamW(Optimizer):
+    """AdamW, except for weights of the rule ``scale_invariant``, which turn."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        angular_rms: float | None = 0.015,
+        max_angle: float = 0.05,
+        maximize: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        defaults |= {"angular_rms": angular_rms, "max_angle": max_angle}
+        super().__init__(params, {**defaults, "maximize": maximize, "rule": "auto"})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                w, g = as_real(p.detach()), as_real(p.grad)
+                g = -g if group["maximize"] else g
+                if not state:
+                    norm, entries = math.sqrt(float(inner(w, w))), w.numel()
+                    declared = rule_of(p, group).name == "scale_invariant"
+                    state.update(t=0, m=torch.zeros_like(w), initial_norm=norm)
+                    state["turns"] = declared and norm > 0 and entries > 1
+                    state["v"] = 0.0 if state["turns"] else torch.zeros_like(w)
+                state["t"] += 1
+                new = (turned if state["turns"] else follow_adamw)(w, g, state, group)
+                p.copy_(torch.view_as_complex(new) if p.is_complex() else new)
+
+
+def follow_adamw(w: Tensor, g: Tensor, state: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    """AdamW."""
+    (beta1, beta2), lr, t = options["betas"], options["lr"], state["t"]
+    m = state["m"] = beta1 * state["m"] + (1 - beta1) * g
+    v = state["v"] = beta2 * state["v"] + (1 - beta2) * g * g
+    m_hat, v_hat = m / (1 - beta1**t), v / (1 - beta2**t)
+    return (1 - lr * options["weight_decay"]) * w - lr * m_hat / (v_hat.sqrt() + options["eps"])
+
+
+def turned(w: Tensor, g: Tensor, state: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    """A rotation of w by the angle φ, back to the norm ρ₀."""
+    (beta1, beta2), lr, t = options["betas"], options["lr"], state["t"]
+    n, rho = w.numel(), state["initial_norm"]
+    wide = torch.float32 if w.dtype in (torch.bfloat16, torch.float16) else w.dtype
+    m = state["m"] = (beta1 * state["m"].to(wide) + (1 - beta1) * g.to(wide)).to(w.dtype)
+    s = state["v"] = beta2 * state["v"] + (1 - beta2) * float(inner(g, g)) / n
+    m, w = m.double(), w.double()
+    u = m / (1 - beta1**t) / (math.sqrt(s / (1 - beta2**t)) + options["eps"])
+    u_tangential = tangential(u, w)
+    length = math.sqrt(float(inner(u_tangential, u_tangential)))
+    rms = rho / math.sqrt(n) if options["angular_rms"] is None else options["angular_rms"]
+    phi = min(lr / rms, options["max_angle"]) * length / math.sqrt(n)
+    state["angle"] = phi
+    if phi == 0:
+        return w
+    return rho * (math.cos(phi) * w / w.norm() - math.sin(phi) * u_tangential / length)

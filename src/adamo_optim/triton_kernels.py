@@ -1,60 +1,42 @@
-"""AdamO's three passes and two laws as Triton kernels over all tensors of a bucket at once.
+"""The passes as Triton kernels over all tensors of a bucket at once, and the laws between them.
 
 A program of a pass works on one chunk of one tensor; tables on the device hold the tensors'
 addresses. Programs leave partial sums, one per chunk, which the programs of a law (one per tensor)
 add up in a fixed order: no atomics, the same result in every run. Sums and laws are in float64,
 elementwise arithmetic is in float32, divisions and roots are IEEE's.
 
-Tables of scalars have a row for each and a column for each block. Those of ``coefficients`` are
-``control.First``, ``control.Second`` and ``control.Sums`` in their order, then ⟨u,w⟩, ‖u‖², τ and
-whether the block had a gradient. The laws are ``control.before`` and ``control.after`` for one
-block; ``tests/test_triton.py`` compares them.
+``options``, ``traits``, ``memory`` and ``record`` are matrices with a row for each number of
+``law.py`` and a column for each block.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from . import control
-from .control import First, Options, Second, Sums, Traits
+from . import triton_laws as laws
+from .law import RECORD, TURN_RECORD, Memory, TurnOptions
 
-ROWS = len(First._fields + Second._fields + Sums._fields) + 4
-
-# rows of `coefficients`
-(
-    LIVE, USE_GRADIENT, KEEP_GRADIENT, SIGN, P, Q, BETA1, BETA2, DEBIAS1, DEBIAS2, EPS, LOW_DIM,
-    SCALE_INVARIANT, ETA_RADIAL, GUARDED_SCALE,  # First
-    A1, B, GUARDED_FACTOR, GUARDED_DECAY, GUARDED_UPDATE, GUARDED_TURN,  # Second
-    WW, GW, GG, KAPPA, MW,  # Sums
-    UW, UU, TAU, ACTIVE,
-) = map(tl.constexpr, range(ROWS))  # fmt: skip
-
-# rows of `settings`, in the order of control.Options
-(
-    O_LR, O_BETA1, O_BETA2, O_EPS, O_WEIGHT_DECAY, O_RADIAL_LR_RATIO, O_RADIAL_LR, O_RADIAL_BETA,
-    O_CURVATURE_AUTO, O_CURVATURE_TARGET, O_CURVATURE_BETA, O_DECAY_TANGENTIAL, O_ANGULAR,
-    O_LOW_DIM_SCALE, O_DELTA, O_WD_RATIO, O_GUARD, O_SIGN, O_ANGULAR_RMS, O_RADIAL_ADAM,
-    O_SECOND_MOMENT, O_LOW_DIM_DECAY,
-) = map(tl.constexpr, range(len(Options._fields)))  # fmt: skip
-
-# rows of `traits`, in the order of control.Traits
-(
-    T_LOW_DIM, T_SCALE_INVARIANT, T_INVERSE_ROOT, T_ROUNDING, T_SMALLEST_EPS, T_LARGEST_SQUARE,
-) = map(tl.constexpr, range(len(Traits._fields)))  # fmt: skip
-
-# control's numbers. A kernel reads no other globals than constexpr, and the interpreter wants them
-# on the right of an operator.
-REFERENCE_BETA = tl.constexpr(control.REFERENCE_BETA)
-SCALE_LOW, SCALE_HIGH = map(tl.constexpr, control.SCALE_BOUNDS)
-FACTOR_LOW, FACTOR_HIGH = map(tl.constexpr, control.FACTOR_BOUNDS)
-MOST_DECAY = tl.constexpr(1 - control.FACTOR_BOUNDS[0])
-NORM_FLOOR = tl.constexpr(control.NORM_FLOOR)
-UPDATE_BOUND = tl.constexpr(control.UPDATE_BOUND)
-TURN_BOUND = tl.constexpr(control.TURN_BOUND)
-LARGEST = tl.constexpr(torch.finfo(torch.float64).max)
-SMALLEST = tl.constexpr(torch.finfo(torch.float64).tiny)
+# rows of the matrices; a kernel reads no other globals than constexpr
+WW, GW, GG, KAPPA, MW, UW, UU, ACTIVE = (
+    tl.constexpr(RECORD.index(name))
+    for name in ("ww", "gw", "gg", "kappa", "mw", "uw", "uu", "active")
+)
+LIVE, USE_GRADIENT, KEEP_GRADIENT, SIGN, P, Q, BETA1, BETA2, DEBIAS1, DEBIAS2, EPS = (
+    tl.constexpr(RECORD.index(name))
+    for name in (
+        *("live", "use_gradient", "keep_gradient", "sign", "p", "q"),
+        *("beta1", "beta2", "debias1", "debias2", "eps"),
+    )
+)
+A1, B, GUARDED_UPDATE = (tl.constexpr(RECORD.index(name)) for name in ("a1", "b", "guarded_update"))
+STEP = tl.constexpr(Memory._fields.index("step"))
+TURN_WW, TURN_GG, TURN_MW, TURN_MM, TURN_A1, TURN_B, TURN_ACTIVE = (
+    tl.constexpr(TURN_RECORD.index(name)) for name in ("ww", "gg", "mw", "mm", "a1", "b", "active")
+)
+TURN_BETA1, TURN_SIGN = (
+    tl.constexpr(TurnOptions._fields.index(name)) for name in ("beta1", "sign")
+)
 
 
 @triton.jit
@@ -81,7 +63,7 @@ def narrow(value, dtype: tl.constexpr):
 
 @triton.jit
 def narrow_at_random(value, offsets, key):
-    """float32 → bfloat16 as ``geometry.round_stochastically``."""
+    """float32 → bfloat16 as ``rounding.round_stochastically``."""
     x = offsets.to(tl.uint32) * 0x9E3779B1 + key
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -130,7 +112,7 @@ def touches(position, sample_start, samples, TILE: tl.constexpr):
 def reduce_tile(
     w_start, g_start, m_start, previous_start, position, end, sample_start, samples, scale,
     ww, gw, gg, kappa, mw,
-    READ_M: tl.constexpr, CURVATURE: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
+    CURVATURE: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     offsets = position + tl.arange(0, TILE)
     w = fetch(w_start, offsets, end, MASKED).to(tl.float64)
@@ -139,8 +121,7 @@ def reduce_tile(
     ww += w * w
     gw += wide * w
     gg += wide * wide
-    if READ_M:
-        mw += fetch(m_start, offsets, end, MASKED).to(tl.float64) * w
+    mw += fetch(m_start, offsets, end, MASKED).to(tl.float64) * w
     if CURVATURE == 1:  # g⁻ of the whole tensor
         if samples > 0:
             change = wide - fetch(previous_start, offsets, end, MASKED).to(tl.float64)
@@ -158,11 +139,11 @@ def reduce_tile(
 def reduce(
     w_table, g_table, m_table, previous_table, numel, sample_start, samples, grad_scale,
     chunk_block, chunk_start, base, partial, chunks,
-    W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr, READ_M: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr,
     CURVATURE: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Pass 1: partial sums of ‖w‖², ⟨g,w⟩, ‖g‖², κ and, with READ_M, ⟨m,w⟩."""
+    """Pass 1: partial sums of ‖w‖², ⟨g,w⟩, ‖g‖², κ and ⟨m,w⟩."""
     program = base + tl.program_id(0)
     i = tl.load(chunk_block + program)
     start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
@@ -186,20 +167,19 @@ def reduce(
             for k in range(0, CHUNK, TILE):
                 ww, gw, gg, kappa, mw = reduce_tile(
                     w, g, m, previous, start + k, end, first_sample, count, scale,
-                    ww, gw, gg, kappa, mw, READ_M, CURVATURE, False, TILE,
+                    ww, gw, gg, kappa, mw, CURVATURE, False, TILE,
                 )  # fmt: skip
         else:
             for k in range(0, CHUNK, TILE):
                 ww, gw, gg, kappa, mw = reduce_tile(
                     w, g, m, previous, start + k, end, first_sample, count, scale,
-                    ww, gw, gg, kappa, mw, READ_M, CURVATURE, True, TILE,
+                    ww, gw, gg, kappa, mw, CURVATURE, True, TILE,
                 )  # fmt: skip
         tl.store(partial + program, tl.sum(ww))
         tl.store(partial + chunks + program, tl.sum(gw))
         tl.store(partial + 2 * chunks + program, tl.sum(gg))
         tl.store(partial + 3 * chunks + program, tl.sum(kappa))
-        if READ_M:
-            tl.store(partial + 4 * chunks + program, tl.sum(mw))
+        tl.store(partial + 4 * chunks + program, tl.sum(mw))
 
 
 # ---- pass 2 --------------------------------------------------------------------------------
@@ -207,9 +187,8 @@ def reduce(
 
 @triton.jit
 def quotient(m, v, debias1, debias2, eps):
-    """u = m̂/(√v̂ + ε), without v̂ where the block has one second moment."""
-    root = tl.where(debias2 > 0, tl.sqrt_rn(v * debias2), 0.0)
-    return tl.div_rn(m * debias1, root + eps)
+    """u = m̂/(√v̂ + ε)."""
+    return tl.div_rn(m * debias1, tl.sqrt_rn(v * debias2) + eps)
 
 
 @triton.jit
@@ -252,7 +231,7 @@ def moments_tile(
 @triton.jit
 def moments(
     w_table, g_table, m_table, v_table, previous_table, numel, sample_start, samples, grad_scale,
-    chunk_block, chunk_start, base, partial, chunks, coefficients, blocks,
+    chunk_block, chunk_start, base, partial, chunks, record, blocks,
     W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr,
     CURVATURE: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
@@ -262,7 +241,7 @@ def moments(
     i = tl.load(chunk_block + program)
     start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
     end = tl.load(numel + i)
-    c = coefficients + i
+    c = record + i
     if tl.load(c + LIVE * blocks) > 0:
         w = address(w_table, i, W, ALIGNED)
         g = address(g_table, i, G, ALIGNED)
@@ -328,7 +307,7 @@ def apply_tile(
 
 @triton.jit
 def apply(
-    w_table, m_table, v_table, numel, chunk_block, chunk_start, base, coefficients, blocks, step,
+    w_table, m_table, v_table, numel, chunk_block, chunk_start, base, record, blocks, memory,
     number,
     W: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
@@ -338,7 +317,7 @@ def apply(
     i = tl.load(chunk_block + program)
     start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
     end = tl.load(numel + i)
-    c = coefficients + i
+    c = record + i
     if tl.load(c + LIVE * blocks) > 0:
         w = address(w_table, i, W, ALIGNED)
         m = address(m_table, i, tl.float32, ALIGNED)
@@ -352,7 +331,7 @@ def apply(
         lost = (tl.load(c + GUARDED_UPDATE * blocks) > 0) & (b == 0)
         key = tl.zeros([], tl.uint32)
         if STOCHASTIC:
-            key += tl.load(step + i).to(tl.uint32) * 0x9E3779B9
+            key += tl.load(memory + STEP * blocks + i).to(tl.int64).to(tl.uint32) * 0x9E3779B9
             key += tl.load(number + i).to(tl.uint32) * 0x85EBCA6B
         if start + CHUNK <= end:
             for k in range(0, CHUNK, TILE):
@@ -410,243 +389,161 @@ def totals(partial, chunks, first_chunk, last_chunk, out, blocks, row, TILE: tl.
 
 
 @triton.jit
-def power(base, exponent):
-    """base**exponent for base in [0, 1) and exponent >= 1."""
-    safe = tl.where(base > 0, base, 1.0)
-    return tl.where(base > 0, tl.exp(exponent * tl.log(safe)), 0.0)
-
-
-@triton.jit
-def clamp(x, low: tl.constexpr, high: tl.constexpr):
-    """NaN stays NaN, as in torch and not in ``tl.clamp``."""
-    return tl.where(x < low, low, tl.where(x > high, high, x))
-
-
-@triton.jit
-def law_before(
-    settings, traits, step, radial_momentum, tau, tau_reference, curvature_step, initial_norm,
-    mean_square, g_table, found_inf, partial, chunks, first_chunk, last_chunk, ratio_of_samples,
-    coefficients, blocks, READ_M: tl.constexpr, CHECKED: tl.constexpr, TILE: tl.constexpr,
+def before_moments(
+    options, traits, memory, record, blocks, g_table, found_inf, partial, chunks, first_chunk,
+    last_chunk, ratio_of_samples, CHECKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Law 1 for one block, as ``control.before``."""
+    """The law between pass 1 and pass 2, for one block."""
     i = tl.program_id(0)
-    o, trait, c = settings + i, traits + i, coefficients + i
-    lr = tl.load(o + O_LR * blocks)
-    beta1 = tl.load(o + O_BETA1 * blocks)
-    beta2 = tl.load(o + O_BETA2 * blocks)
-    eps = tl.load(o + O_EPS * blocks)
-    radial_lr_ratio = tl.load(o + O_RADIAL_LR_RATIO * blocks)
-    radial_lr = tl.load(o + O_RADIAL_LR * blocks)
-    radial_beta = tl.load(o + O_RADIAL_BETA * blocks)
-    curvature_auto = tl.load(o + O_CURVATURE_AUTO * blocks) > 0
-    curvature_target = tl.load(o + O_CURVATURE_TARGET * blocks)
-    curvature_beta = tl.load(o + O_CURVATURE_BETA * blocks)
-    angular = tl.load(o + O_ANGULAR * blocks)  # 1: every block, 0.5: those declared invariant
-    delta = tl.load(o + O_DELTA * blocks)
-    guard = tl.load(o + O_GUARD * blocks) > 0
-    sign = tl.load(o + O_SIGN * blocks)
-    radial_adam = tl.load(o + O_RADIAL_ADAM * blocks) > 0
-    second_moment = tl.load(o + O_SECOND_MOMENT * blocks)  # 1 and 0.5 as for angular
-    declared_low_dim = tl.load(trait + T_LOW_DIM * blocks) > 0
-    declared_invariant = tl.load(trait + T_SCALE_INVARIANT * blocks) > 0
-    inverse_root = tl.load(trait + T_INVERSE_ROOT * blocks)
-    rounding = tl.load(trait + T_ROUNDING * blocks)
-    smallest_eps = tl.load(trait + T_SMALLEST_EPS * blocks)
-    largest_square = tl.load(trait + T_LARGEST_SQUARE * blocks)
-
     active = tl.load(g_table + i) != 0
     if CHECKED:
         active = active & (tl.load(found_inf) == 0.0)
     low, high = tl.load(first_chunk + i), tl.load(last_chunk + i)
     ww, gw, gg, kappa = add_up_four(partial, chunks, low, high, TILE)
     kappa *= tl.load(ratio_of_samples + i)
-    mw = tl.zeros([], tl.float64)
-    if READ_M:
-        mw += add_up(partial + 4 * chunks, low, high, TILE)
+    mw = add_up(partial + 4 * chunks, low, high, TILE)
+    c = record + i
     tl.store(c + WW * blocks, tl.where(active, ww, 0.0))
     tl.store(c + GW * blocks, tl.where(active, gw, 0.0))
     tl.store(c + GG * blocks, tl.where(active, gg, 0.0))
     tl.store(c + KAPPA * blocks, tl.where(active, kappa, 0.0))
     tl.store(c + MW * blocks, tl.where(active, mw, 0.0))
     tl.store(c + ACTIVE * blocks, active.to(tl.float64))
-
-    finite = (gg <= largest_square) & (ww <= LARGEST)  # False for inf and NaN
-    live = active & (finite | (guard == 0))
-    ww, gw, gg = tl.where(live, ww, 0.0), sign * tl.where(live, gw, 0.0), tl.where(live, gg, 0.0)
-    kappa, mw = tl.where(live, kappa, 0.0), tl.where(live, mw, 0.0)
-
-    norm0 = tl.load(initial_norm + i)
-    norm0 = tl.where(live & (norm0 < 0), tl.sqrt(ww), norm0)
-    low_dim = declared_low_dim | (norm0 == 0) | (ww == 0)
-    safe = tl.where(low_dim, 1.0, ww)
-    tangential = live & (low_dim == 0)
-    t = tl.load(step + i).to(tl.float64) + live.to(tl.float64)
-    tl.store(initial_norm + i, norm0)
-    tl.store(step + i, t.to(step.dtype.element_ty))
-    t = tl.maximum(t, 1.0)
-
-    # curvature
-    literal = curvature_target > 0
-    keeps_norm = (angular > 0) & declared_invariant
-    adapts = tangential & (keeps_norm == 0) & (literal | curvature_auto)
-    kappa = tl.where(kappa > LARGEST, LARGEST, kappa)
-    nonzero = adapts & (gg > 0)
-    count = tl.load(curvature_step + i) + nonzero.to(tl.float64)
-    counts = nonzero & (count > 1)
-    reference = tl.load(tau_reference + i)
-    moved = reference * REFERENCE_BETA + kappa * (1 - REFERENCE_BETA)
-    reference = tl.where(counts, moved, reference)
-    slow = tl.full([], REFERENCE_BETA, tl.float64)
-    reference_debias = 1 - power(slow, tl.maximum(count - 1, 1.0))
-    old_tau = tl.load(tau + i)
-    start = tl.where(literal, curvature_target, kappa)
-    new_tau = curvature_beta * tl.where(old_tau < 0, start, old_tau) + (1 - curvature_beta) * kappa
-    new_tau = tl.where((literal & adapts) | ((literal == 0) & counts), new_tau, old_tau)
-    target = tl.where(literal, curvature_target, reference / reference_debias)
-    known = adapts & (literal | (count > 1)) & (target > 0)
-    ratio = tl.where(known, new_tau, 1.0) / tl.where(known, target, 1.0)
-    scale = tl.where(known, 1 / tl.sqrt(ratio + eps), 1.0)
-    tl.store(curvature_step + i, count)
-    tl.store(tau_reference + i, reference)
-    tl.store(tau + i, new_tau)
-    tl.store(c + TAU * blocks, new_tau)
-
-    guarded_scale = guard & tangential & ((scale < SCALE_LOW) | (scale > SCALE_HIGH))
-    scale = tl.where(guard, clamp(scale, SCALE_LOW, SCALE_HIGH), scale)
-    eta_radial = scale * tl.where(radial_lr != radial_lr, radial_lr_ratio * lr, radial_lr)
-
-    # AdamP's test, radial momentum, rounding noise
-    bound = delta * inverse_root * tl.sqrt(gg) * tl.sqrt(safe)
-    by_test = (tl.abs(gw) < bound) & (gg > 0)
-    invariant = (declared_invariant | by_test) & (low_dim == 0)
-    momentum = tl.load(radial_momentum + i)
-    fresh = radial_beta * momentum + (1 - radial_beta) * gw / tl.sqrt(safe)
-    tl.store(radial_momentum + i, tl.where(tangential, fresh, momentum))
-    projects = tangential & (radial_adam == 0)
-    across = gg - gw * gw / safe
-    across = tl.where(across < 0, 0.0, across)
-    noise = guard & projects & (across <= rounding * gg)
-
-    # the mean of v, and where it stands for v: u = m̂/(0·√v + (√mean + ε))
-    square = tl.where(projects, tl.where(noise, 0.0, across), gg)
-    mean = tl.load(mean_square + i)
-    new_mean = beta2 * mean + (1 - beta2) * square * inverse_root * inverse_root
-    new_mean = tl.where(live, new_mean, mean)
-    tl.store(mean_square + i, new_mean)
-    shared = tangential & ((second_moment == 1.0) | ((second_moment > 0) & declared_invariant))
-    debias2 = 1 / (1 - power(beta2, t))
-    eps = tl.where(eps > smallest_eps, eps, smallest_eps)
-
-    tl.store(c + LIVE * blocks, live.to(tl.float64))
-    tl.store(c + USE_GRADIENT * blocks, (live & (noise == 0)).to(tl.float64))
-    tl.store(c + KEEP_GRADIENT * blocks, (live & ((gg > 0) | literal)).to(tl.float64))
-    tl.store(c + SIGN * blocks, sign)
-    tl.store(c + P * blocks, tl.where(projects & (noise == 0), gw / safe, 0.0))
-    tl.store(c + Q * blocks, tl.where(projects, mw / safe, 0.0))
-    tl.store(c + BETA1 * blocks, tl.where(live, beta1, 1.0))
-    tl.store(c + BETA2 * blocks, tl.where(live, beta2, 1.0))
-    tl.store(c + DEBIAS1 * blocks, 1 / (1 - power(beta1, t)))
-    tl.store(c + DEBIAS2 * blocks, tl.where(shared, 0.0, debias2))
-    tl.store(c + EPS * blocks, tl.where(shared, eps + tl.sqrt(debias2 * new_mean), eps))
-    tl.store(c + LOW_DIM * blocks, low_dim.to(tl.float64))
-    tl.store(c + SCALE_INVARIANT * blocks, invariant.to(tl.float64))
-    tl.store(c + ETA_RADIAL * blocks, eta_radial)
-    tl.store(c + GUARDED_SCALE * blocks, guarded_scale.to(tl.float64))
+    laws.moments_law(
+        options, traits, memory, record, blocks, i, ww, gw, gg, kappa, mw, active
+    )  # fmt: skip
 
 
 @triton.jit
-def law_after(
-    settings, traits, step, radial_momentum, initial_norm, partial, chunks, first_chunk, last_chunk,
-    coefficients, blocks, TILE: tl.constexpr,
+def before_weights(
+    options, traits, memory, record, blocks, partial, chunks, first_chunk, last_chunk,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """Law 2 for one block, as ``control.after``."""
+    """The law between pass 2 and pass 3, for one block."""
     i = tl.program_id(0)
-    o, trait, c = settings + i, traits + i, coefficients + i
-    lr = tl.load(o + O_LR * blocks)
-    weight_decay = tl.load(o + O_WEIGHT_DECAY * blocks)
-    radial_lr_ratio = tl.load(o + O_RADIAL_LR_RATIO * blocks)
-    radial_lr = tl.load(o + O_RADIAL_LR * blocks)
-    radial_beta = tl.load(o + O_RADIAL_BETA * blocks)
-    decay_tangential = tl.load(o + O_DECAY_TANGENTIAL * blocks) > 0
-    angular = tl.load(o + O_ANGULAR * blocks)  # 1: every block, 0.5: those declared scale-invariant
-    low_dim_scale = tl.load(o + O_LOW_DIM_SCALE * blocks)
-    low_dim_decay = tl.load(o + O_LOW_DIM_DECAY * blocks)
-    wd_ratio = tl.load(o + O_WD_RATIO * blocks)
-    guard = tl.load(o + O_GUARD * blocks) > 0
-    angular_rms = tl.load(o + O_ANGULAR_RMS * blocks)
-    radial_adam = tl.load(o + O_RADIAL_ADAM * blocks) > 0
-    inverse_root = tl.load(trait + T_INVERSE_ROOT * blocks)
-    live = tl.load(c + LIVE * blocks) > 0
-    invariant = tl.load(c + SCALE_INVARIANT * blocks) > 0
-    eta_radial = tl.load(c + ETA_RADIAL * blocks)
-    radial = live & (tl.load(c + LOW_DIM * blocks) == 0)
-
     low, high = tl.load(first_chunk + i), tl.load(last_chunk + i)
+    live = tl.load(record + LIVE * blocks + i) > 0  # else its partial sums are old
     uw = tl.where(live, add_up(partial, low, high, TILE), 0.0)
     uu = tl.where(live, add_up(partial + chunks, low, high, TILE), 0.0)
-    tl.store(c + UW * blocks, uw)
-    tl.store(c + UU * blocks, uu)
-    ww = tl.where(radial, tl.load(c + WW * blocks), 1.0)
-    norm = tl.sqrt(ww)
-    norm0 = tl.where(radial, tl.load(initial_norm + i), 1.0)
+    tl.store(record + UW * blocks + i, uw)
+    tl.store(record + UU * blocks + i, uu)
+    laws.weights_law(options, traits, memory, record, blocks, i, uw, uu)
 
-    decay = weight_decay * tl.where(decay_tangential, lr, eta_radial)
-    decay = tl.where(invariant, wd_ratio * decay, decay)
-    keeps_norm = (angular > 0) & (tl.load(trait + T_SCALE_INVARIANT * blocks) > 0)
-    angular = (angular == 1.0) | keeps_norm
-    decay = tl.where(keeps_norm, 0.0, decay)
-    guarded_decay = guard & radial & (norm < norm0 * NORM_FLOOR)
-    decay = tl.where(guarded_decay, 0.0, decay)
 
-    # Adam's quotient, in its radial and its tangential part
-    rms = tl.sqrt(uu) * inverse_root
-    guarded_update = guard & live & ((rms <= UPDATE_BOUND) == 0)  # NaN: ∞ on some ranks
-    overflow = guarded_update & ((uu <= LARGEST) == 0)
-    bound = tl.full([], UPDATE_BOUND, tl.float64)
-    shrink = bound / tl.where(guarded_update, rms, bound)
-    shrink = tl.where(overflow, 0.0, shrink)
-    uw = tl.where(overflow, 0.0, shrink * uw)
-    uu = tl.where(overflow, 0.0, shrink * shrink * uu)
-    along = uw / ww
-    across = uu - uw * along
-    across = tl.where(across < 0, 0.0, across)
+# ---- weights that turn -------------------------------------------------------------------------
 
-    # decay, then the radial step, of SGD or Adam: together one factor on ‖w‖
-    t = tl.maximum(tl.load(step + i).to(tl.float64), 1.0)
-    momentum = tl.load(radial_momentum + i)
-    pull = tl.where(radial_adam, along, momentum / ((1 - power(radial_beta, t)) * norm))
-    factor = 1 - decay - tl.where(invariant, 0.0, eta_radial * pull)
-    guarded_factor = guard & radial & ((factor < FACTOR_LOW) | (factor > FACTOR_HIGH))
-    factor = tl.where(guard, clamp(factor, FACTOR_LOW, FACTOR_HIGH), factor)
 
-    # the tangential step, u without its radial part: added, or a pure rotation
-    radial_lr = tl.where(radial_lr != radial_lr, radial_lr_ratio * lr, radial_lr)
-    rate = weight_decay * tl.where(decay_tangential, lr, radial_lr)
-    rate = tl.where(invariant, wd_ratio * rate, rate)
-    decays = (rate > 0) & (lr > 0)
-    resting = lr / (tl.sqrt(2 * tl.where(decays, rate, 1.0)) * inverse_root)
-    resting = tl.where(decays, resting, norm0)
-    unit = tl.where(angular_rms > 0, angular_rms / inverse_root, resting)
-    unit = tl.where(angular_rms != angular_rms, norm0, unit)
-    smallest = lr / (inverse_root * TURN_BOUND)
-    guarded_turn = guard & radial & angular & (unit < smallest)
-    k = lr * norm / tl.where(guarded_turn, smallest, unit)
-    stretch = tl.sqrt(1 + k * k * across / ww)
-    a1 = tl.where(angular, factor * (1 + k * along) / stretch, factor + lr * along) - 1
-    b = tl.where(angular, factor * k / stretch, lr)
-    shrinks = lr * low_dim_decay
-    shrinks = tl.where(guard, clamp(shrinks, 0.0, MOST_DECAY), shrinks)
-    a1 = tl.where(radial, a1, tl.where(live, -shrinks, 0.0))
-    b = tl.where(radial, b, tl.where(live, low_dim_scale * lr, 0.0))
+@triton.jit
+def turn_reduce_tile(
+    w_start, g_start, m_start, position, end, scale, beta1, rest1, keep, ww, gg, mw, mm,
+    MASKED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    offsets = position + tl.arange(0, TILE)
+    w = fetch(w_start, offsets, end, MASKED)
+    g = fetch(g_start, offsets, end, MASKED) * scale
+    # m ← β₁m + (1−β₁)(±g), in the precision of m
+    m = fetch(m_start, offsets, end, MASKED) * beta1 + g * rest1
+    m = narrow(m, m_start.dtype.element_ty).to(tl.float32)
+    if keep:
+        store(m_start, offsets, m, end, MASKED)
+    w, g, m = w.to(tl.float64), g.to(tl.float64), m.to(tl.float64)
+    ww += fold(w * w, TILE)
+    gg += fold(g * g, TILE)
+    mw += fold(m * w, TILE)
+    mm += fold(m * m, TILE)
+    return ww, gg, mw, mm
 
-    # m^ρ projected on w⁺ loses the cosine of the turn
-    ahead, aside = 1 + a1 - b * along, b * b * across / ww
-    square = ahead * ahead + aside
-    turned = ahead / tl.sqrt(tl.where(square < SMALLEST, SMALLEST, square))
-    tl.store(radial_momentum + i, momentum * tl.where(radial, turned, 1.0))
-    tl.store(c + A1 * blocks, a1)
-    tl.store(c + B * blocks, shrink * b)
-    tl.store(c + GUARDED_FACTOR * blocks, guarded_factor.to(tl.float64))
-    tl.store(c + GUARDED_DECAY * blocks, guarded_decay.to(tl.float64))
-    tl.store(c + GUARDED_UPDATE * blocks, guarded_update.to(tl.float64))
-    tl.store(c + GUARDED_TURN * blocks, guarded_turn.to(tl.float64))
+
+@triton.jit
+def turn_reduce(
+    w_table, g_table, m_table, numel, grad_scale, found_inf, chunk_block, chunk_start, base,
+    partial, chunks, options, blocks,
+    W: tl.constexpr, G: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
+    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Pass 1: m; partial sums of ‖w‖², ‖g‖², ⟨m,w⟩ and ‖m‖²."""
+    program = base + tl.program_id(0)
+    i = tl.load(chunk_block + program)
+    start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
+    end = tl.load(numel + i)
+    if tl.load(g_table + i) != 0:
+        w = address(w_table, i, W, ALIGNED)
+        g = address(g_table, i, G, ALIGNED)
+        m = address(m_table, i, W, ALIGNED)
+        beta1 = tl.load(options + TURN_BETA1 * blocks + i)
+        rest1 = ((1 - beta1) * tl.load(options + TURN_SIGN * blocks + i)).to(tl.float32)
+        beta1 = beta1.to(tl.float32)
+        scale = 1.0
+        if SCALED:
+            scale = 1.0 / tl.load(grad_scale)
+        keep = True
+        if CHECKED:
+            keep = tl.load(found_inf) == 0.0
+        ww = tl.zeros([TILE // 4], tl.float64)
+        gg = tl.zeros([TILE // 4], tl.float64)
+        mw = tl.zeros([TILE // 4], tl.float64)
+        mm = tl.zeros([TILE // 4], tl.float64)
+        if start + CHUNK <= end:
+            for k in range(0, CHUNK, TILE):
+                ww, gg, mw, mm = turn_reduce_tile(
+                    w, g, m, start + k, end, scale, beta1, rest1, keep, ww, gg, mw, mm, False, TILE,
+                )  # fmt: skip
+        else:
+            for k in range(0, CHUNK, TILE):
+                ww, gg, mw, mm = turn_reduce_tile(
+                    w, g, m, start + k, end, scale, beta1, rest1, keep, ww, gg, mw, mm, True, TILE,
+                )  # fmt: skip
+        tl.store(partial + program, tl.sum(ww))
+        tl.store(partial + chunks + program, tl.sum(gg))
+        tl.store(partial + 2 * chunks + program, tl.sum(mw))
+        tl.store(partial + 3 * chunks + program, tl.sum(mm))
+
+
+@triton.jit
+def before_turn(
+    options, traits, memory, record, blocks, g_table, found_inf, partial, chunks, first_chunk,
+    last_chunk, CHECKED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The law between the two passes, for one block."""
+    i = tl.program_id(0)
+    active = tl.load(g_table + i) != 0
+    if CHECKED:
+        active = active & (tl.load(found_inf) == 0.0)
+    low, high = tl.load(first_chunk + i), tl.load(last_chunk + i)
+    ww, gg, mw, mm = add_up_four(partial, chunks, low, high, TILE)
+    c = record + i
+    tl.store(c + TURN_WW * blocks, tl.where(active, ww, 0.0))
+    tl.store(c + TURN_GG * blocks, tl.where(active, gg, 0.0))
+    tl.store(c + TURN_MW * blocks, tl.where(active, mw, 0.0))
+    tl.store(c + TURN_MM * blocks, tl.where(active, mm, 0.0))
+    tl.store(c + TURN_ACTIVE * blocks, active.to(tl.float64))
+    laws.turn_law(options, traits, memory, record, blocks, i, ww, gg, mw, mm, active)
+
+
+@triton.jit
+def turn_apply(
+    w_table, m_table, numel, chunk_block, chunk_start, base, record, blocks,
+    W: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Pass 2: w ← w + (a−1)·w − b·m. Chunks in reverse, for the cache."""
+    program = base + tl.num_programs(0) - 1 - tl.program_id(0)
+    i = tl.load(chunk_block + program)
+    start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
+    end = tl.load(numel + i)
+    a1 = tl.load(record + TURN_A1 * blocks + i).to(tl.float32)
+    b = tl.load(record + TURN_B * blocks + i).to(tl.float32)
+    if tl.load(record + TURN_ACTIVE * blocks + i) > 0:
+        w_start = address(w_table, i, W, ALIGNED)
+        m_start = address(m_table, i, W, ALIGNED)
+        if start + CHUNK <= end:
+            for k in range(0, CHUNK, TILE):
+                offsets = start + k + tl.arange(0, TILE)
+                w = fetch(w_start, offsets, end, False)
+                m = fetch(m_start, offsets, end, False)
+                store(w_start, offsets, w + (w * a1 - m * b), end, False)
+        else:
+            for k in range(0, CHUNK, TILE):
+                offsets = start + k + tl.arange(0, TILE)
+                w = fetch(w_start, offsets, end, True)
+                m = fetch(m_start, offsets, end, True)
+                store(w_start, offsets, w + (w * a1 - m * b), end, True)

@@ -35,23 +35,13 @@ def at_most(x, high):
 
 @triton.jit
 def isfinite(x):
-    return tl.abs(x) <= 1.7976931348623157e308
+    return tl.abs(x) <= 1.7976931348623157e+308
 
 
 @triton.jit
 def moments_law(
-    options,
-    traits,
-    memory,
-    record,
-    blocks,
-    i,
-    sums_ww,
-    sums_gw,
-    sums_gg,
-    sums_kappa,
-    sums_mw,
-    active,
+    options, traits, memory, record, blocks, i,
+    sums_ww, sums_gw, sums_gg, sums_kappa, sums_mw, active,
 ):
     o_guard = tl.load(options + 15 * blocks + i)
     traits_largest_square = tl.load(traits + 5 * blocks + i)
@@ -83,9 +73,7 @@ def moments_law(
     live = active & (fits | (guard == 0))
     gw = tl.where(live, (o_sign * sums_gw), 0.0)
     gg = tl.where(live, sums_gg, 0.0)
-    initial_norm = tl.where(
-        (live & (memory_initial_norm < 0.0)), root(sums_ww), memory_initial_norm
-    )
+    initial_norm = tl.where((live & (memory_initial_norm < 0.0)), root(sums_ww), memory_initial_norm)
     low_dim = ((traits_low_dim > 0.0) | (initial_norm == 0.0)) | (sums_ww == 0.0)
     moves = live & (low_dim == 0)
     ww = tl.where(moves, sums_ww, 1.0)
@@ -94,40 +82,25 @@ def moments_law(
     t = at_least(step, tl.full([], 1.0, tl.float64))
     literal = o_curvature_target > 0.0
     adapts = moves & (literal | (o_curvature_auto > 0.0))
-    kappa = at_most(sums_kappa, tl.full([], 1.7976931348623157e308, tl.float64))
+    kappa = at_most(sums_kappa, tl.full([], 1.7976931348623157e+308, tl.float64))
     curvature_count = memory_curvature_step + tl.where((adapts & (gg > 0.0)), 1.0, 0.0)
     curvature_counts = (adapts & (gg > 0.0)) & (curvature_count > 1.0)
     curvature_slower = (0.999 * memory_tau_reference) + ((1.0 - 0.999) * kappa)
     curvature_reference = tl.where(curvature_counts, curvature_slower, memory_tau_reference)
-    curvature_debias = 1.0 - power(
-        tl.full([], 0.999, tl.float64),
-        at_least((curvature_count - 1.0), tl.full([], 1.0, tl.float64)),
-    )
+    curvature_debias = 1.0 - power(tl.full([], 0.999, tl.float64), at_least((curvature_count - 1.0), tl.full([], 1.0, tl.float64)))
     curvature_start = tl.where(literal, o_curvature_target, kappa)
     curvature_previous = tl.where((memory_tau < 0.0), curvature_start, memory_tau)
-    curvature_smoothed = (o_curvature_beta * curvature_previous) + (
-        (1.0 - o_curvature_beta) * kappa
-    )
-    curvature_tau = tl.where(
-        ((literal & adapts) | ((literal == 0) & curvature_counts)), curvature_smoothed, memory_tau
-    )
-    curvature_target = tl.where(
-        literal, o_curvature_target, (curvature_reference / curvature_debias)
-    )
+    curvature_smoothed = (o_curvature_beta * curvature_previous) + ((1.0 - o_curvature_beta) * kappa)
+    curvature_tau = tl.where(((literal & adapts) | ((literal == 0) & curvature_counts)), curvature_smoothed, memory_tau)
+    curvature_target = tl.where(literal, o_curvature_target, (curvature_reference / curvature_debias))
     curvature_known = (adapts & (literal | (curvature_count > 1.0))) & (curvature_target > 0.0)
-    curvature_ratio = tl.where(curvature_known, curvature_tau, 1.0) / tl.where(
-        curvature_known, curvature_target, 1.0
-    )
+    curvature_ratio = tl.where(curvature_known, curvature_tau, 1.0) / tl.where(curvature_known, curvature_target, 1.0)
     scale = tl.where(curvature_known, (1.0 / root((curvature_ratio + o_eps))), 1.0)
     tau = curvature_tau
     tau_reference = curvature_reference
     curvature_step = curvature_count
     guarded_scale = (guard & adapts) & ((scale < 0.1) | (scale > 10.0))
-    scale = tl.where(
-        guard,
-        at_most(at_least(scale, tl.full([], 0.1, tl.float64)), tl.full([], 10.0, tl.float64)),
-        scale,
-    )
+    scale = tl.where(guard, at_most(at_least(scale, tl.full([], 0.1, tl.float64)), tl.full([], 10.0, tl.float64)), scale)
     eta_radial = scale * ((o_radial_lr_ratio * o_lr) + o_radial_lr)
     by_test = (tl.abs(gw) < (((o_delta * traits_inverse_root) * root(gg)) * norm)) & (gg > 0.0)
     c = (o_radial_beta * memory_radial_momentum) + (((1.0 - o_radial_beta) * gw) / norm)
@@ -137,9 +110,7 @@ def moments_law(
     tl.store(record + 8 * blocks + i, (live & (noise == 0)).to(tl.float64))
     tl.store(record + 9 * blocks + i, (live & ((gg > 0.0) | literal)).to(tl.float64))
     tl.store(record + 10 * blocks + i, (o_sign).to(tl.float64))
-    tl.store(
-        record + 11 * blocks + i, (tl.where((moves & (noise == 0)), (gw / ww), 0.0)).to(tl.float64)
-    )
+    tl.store(record + 11 * blocks + i, (tl.where((moves & (noise == 0)), (gw / ww), 0.0)).to(tl.float64))
     tl.store(record + 12 * blocks + i, (tl.where(moves, (sums_mw / ww), 0.0)).to(tl.float64))
     tl.store(record + 13 * blocks + i, (tl.where(live, o_beta1, 1.0)).to(tl.float64))
     tl.store(record + 14 * blocks + i, (tl.where(live, o_beta2, 1.0)).to(tl.float64))
@@ -147,10 +118,7 @@ def moments_law(
     tl.store(record + 16 * blocks + i, (1.0 / (1.0 - power(o_beta2, t))).to(tl.float64))
     tl.store(record + 17 * blocks + i, (at_least(o_eps, traits_smallest_eps)).to(tl.float64))
     tl.store(record + 18 * blocks + i, (low_dim).to(tl.float64))
-    tl.store(
-        record + 19 * blocks + i,
-        (((traits_scale_invariant > 0.0) | by_test) & (low_dim == 0)).to(tl.float64),
-    )
+    tl.store(record + 19 * blocks + i, (((traits_scale_invariant > 0.0) | by_test) & (low_dim == 0)).to(tl.float64))
     tl.store(record + 20 * blocks + i, (eta_radial).to(tl.float64))
     tl.store(record + 21 * blocks + i, (guarded_scale).to(tl.float64))
     tl.store(memory + 0 * blocks + i, (step).to(tl.float64))
@@ -163,14 +131,8 @@ def moments_law(
 
 @triton.jit
 def weights_law(
-    options,
-    traits,
-    memory,
-    record,
-    blocks,
-    i,
-    products_uw,
-    products_uu,
+    options, traits, memory, record, blocks, i,
+    products_uw, products_uu,
 ):
     o_guard = tl.load(options + 15 * blocks + i)
     first_live = tl.load(record + 7 * blocks + i) > 0
@@ -210,44 +172,23 @@ def weights_law(
     pull = tl.where(first_scale_invariant, 0.0, ((first_eta_radial * momentum) / norm))
     factor = (1.0 - decay) - pull
     guarded_factor = (guard & moves) & ((factor < 0.5) | (factor > 2.0))
-    factor = tl.where(
-        guard,
-        at_most(at_least(factor, tl.full([], 0.5, tl.float64)), tl.full([], 2.0, tl.float64)),
-        factor,
-    )
+    factor = tl.where(guard, at_most(at_least(factor, tl.full([], 0.5, tl.float64)), tl.full([], 2.0, tl.float64)), factor)
     a1 = tl.where(moves, ((factor - 1.0) + (o_lr * along)), 0.0)
     b = tl.where(moves, o_lr, tl.where(first_live, (o_low_dim_scale * o_lr), 0.0))
     ahead = (1.0 + a1) - (b * along)
-    turned = ahead / root(
-        at_least(
-            ((ahead * ahead) + (((b * b) * u_across) / ww)),
-            tl.full([], 2.2250738585072014e-308, tl.float64),
-        )
-    )
+    turned = ahead / root(at_least(((ahead * ahead) + (((b * b) * u_across) / ww)), tl.full([], 2.2250738585072014e-308, tl.float64)))
     tl.store(record + 22 * blocks + i, (a1).to(tl.float64))
     tl.store(record + 23 * blocks + i, (shrink * b).to(tl.float64))
     tl.store(record + 24 * blocks + i, (guarded_factor).to(tl.float64))
     tl.store(record + 25 * blocks + i, (guarded_decay).to(tl.float64))
     tl.store(record + 26 * blocks + i, (guarded_update).to(tl.float64))
-    tl.store(
-        memory + 1 * blocks + i,
-        (tl.where(moves, (memory_radial_momentum * turned), memory_radial_momentum)).to(tl.float64),
-    )
+    tl.store(memory + 1 * blocks + i, (tl.where(moves, (memory_radial_momentum * turned), memory_radial_momentum)).to(tl.float64))
 
 
 @triton.jit
 def turn_law(
-    options,
-    traits,
-    memory,
-    record,
-    blocks,
-    i,
-    sums_ww,
-    sums_gg,
-    sums_mw,
-    sums_mm,
-    active,
+    options, traits, memory, record, blocks, i,
+    sums_ww, sums_gg, sums_mw, sums_mm, active,
 ):
     memory_initial_norm = tl.load(memory + 2 * blocks + i)
     memory_step = tl.load(memory + 0 * blocks + i)
@@ -271,9 +212,7 @@ def turn_law(
     points = sums_ww > 0.0
     ww = tl.where(points, sums_ww, 1.0)
     along = (scale * sums_mw) / ww
-    across = at_least(
-        ((scale * scale) * (sums_mm - ((sums_mw * sums_mw) / ww))), tl.full([], 0.0, tl.float64)
-    )
+    across = at_least(((scale * scale) * (sums_mm - ((sums_mw * sums_mw) / ww))), tl.full([], 0.0, tl.float64))
     rms = tl.where((o_angular_rms > 0.0), o_angular_rms, (initial_norm * traits_inverse_root))
     asked = o_lr / tl.where(points, rms, 1.0)
     at_max_angle = (active & points) & (asked > o_max_angle)
@@ -283,10 +222,7 @@ def turn_law(
     turns = (active & points) & ((angle == 0.0) == 0)
     push = (initial_norm * turn) * sinc
     forward = (initial_norm / tl.where(points, norm, 1.0)) * tl.cos(angle)
-    tl.store(
-        record + 4 * blocks + i,
-        (tl.where(turns, ((forward - 1.0) + (push * along)), 0.0)).to(tl.float64),
-    )
+    tl.store(record + 4 * blocks + i, (tl.where(turns, ((forward - 1.0) + (push * along)), 0.0)).to(tl.float64))
     tl.store(record + 5 * blocks + i, (tl.where(turns, (push * scale), 0.0)).to(tl.float64))
     tl.store(record + 6 * blocks + i, (tl.where(turns, angle, 0.0)).to(tl.float64))
     tl.store(record + 7 * blocks + i, (at_max_angle).to(tl.float64))

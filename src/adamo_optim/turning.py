@@ -146,7 +146,7 @@ class Work:
                 w, g, m = piece.tensors
                 if self.grad_scale is not None:
                     g = g * self.grad_scale.double().reciprocal().to(g.dtype)
-                new_m = m * beta1 + g.to(m.dtype) * (sign * rest1)
+                new_m = wide(m) * beta1 + wide(g).to(wide(m).dtype) * (sign * rest1)
                 if self.found_inf is not None:
                     new_m = torch.where(self.found_inf == 0, new_m, m)
                 new_m = new_m.to(m.dtype)
@@ -166,10 +166,9 @@ class Work:
         turn, memory = turn_law(self.options, traits, bucket.read(), sums, active)
         for block, a1, b in zip(blocks, blocks.pick(turn.a1), blocks.pick(turn.b), strict=True):
             for piece in block.pieces(block.w, block.m, whole=blocks.replace):
-                w, m = piece.tensors
-                wide = w.float() if w.dtype in (torch.bfloat16, torch.float16) else w
-                value = wide + (wide * a1 - m.to(wide.dtype) * b)
-                blocks.write(block, "w", w, value.to(w.dtype))
+                w, m = (wide(x) for x in piece.tensors)
+                value = w + (w * a1 - m.to(w.dtype) * b)
+                blocks.write(block, "w", piece.tensors[0], value)
         bucket.write(memory)
         if bucket.differentiable:
             self.put_back()
@@ -183,3 +182,8 @@ class Work:
             as_before = torch.view_as_complex if member.p.is_complex() else lambda x: x
             member.p.copy_(as_before(block.w))
             member.state["exp_avg"] = as_before(block.m)
+
+
+def wide(x: Tensor) -> Tensor:
+    """The precision of the elementwise arithmetic: float32 at least."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -1,0 +1,197 @@
+"""The laws in C and in Triton are those of law.py: the files are current, and random numbers agree.
+
+NaN and ∞ are among the numbers: what is not finite must go the same way everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adamo_optim import law, native
+
+BLOCKS = 4000
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-320, 1e308])
+
+
+def test_generated_files_are_current() -> None:
+    script = Path(__file__).parent.parent / "scripts" / "generate_laws.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def draw(kind: Any, source: torch.Generator, choices: dict[str, Callable[[], Tensor]]) -> Tensor:
+    """One row for each field: positive numbers over many decades, unless told otherwise."""
+
+    def usual() -> Tensor:
+        return 10 ** (torch.rand(BLOCKS, generator=source, dtype=torch.float64) * 12 - 8)
+
+    return torch.stack([choices.get(name, usual)() for name in kind._fields])
+
+
+def spoil(rows: Tensor, source: torch.Generator, share: float) -> Tensor:
+    """Special numbers here and there."""
+    hit = torch.rand(rows.shape, generator=source) < share
+    which = torch.randint(len(SPECIAL), rows.shape, generator=source)
+    return torch.where(hit, SPECIAL.double()[which], rows)
+
+
+def numbers_of_adamo(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Options, traits, memory, record and activity of many blocks."""
+    source = torch.Generator().manual_seed(seed)
+
+    def rand() -> Tensor:
+        return torch.rand(BLOCKS, generator=source, dtype=torch.float64)
+
+    def flag() -> Tensor:
+        return (rand() < 0.5).double()
+
+    def signed() -> Tensor:
+        return (rand() - 0.5) * 10 ** (rand() * 8 - 4)
+
+    def count() -> Tensor:
+        return (rand() * 50).floor()
+
+    def or_unset() -> Tensor:
+        return torch.where(rand() < 0.3, law.UNSET, 10 ** (rand() * 6 - 3))
+
+    def or_off() -> Tensor:
+        return torch.where(rand() < 0.5, 0.0, rand())
+
+    sign = {"sign": lambda: 2 * flag() - 1}
+    options = {
+        **{name: rand for name in ("beta1", "beta2", "radial_beta", "curvature_beta")},
+        **{name: or_off for name in ("isotropic_decay", "radial_lr", "curvature_target", "delta")},
+        **{name: flag for name in ("guard", "curvature_auto")},
+        **sign,
+    }
+    memory = {"step": count, "curvature_step": count, "radial_momentum": signed}
+    memory |= {"tau": or_unset, "initial_norm": or_unset}
+    record = torch.zeros(len(law.RECORD), BLOCKS, dtype=torch.float64)
+    record[: len(law.Sums._fields)] = draw(law.Sums, source, {"gw": signed, "mw": signed})
+    place = law.RECORD.index("uw")
+    record[place : place + 2] = draw(law.Products, source, {"uw": signed})
+    record = spoil(record, source, 0.03)
+    return (
+        draw(law.Options, source, options),
+        draw(law.Traits, source, {"low_dim": flag, "scale_invariant": flag}),
+        draw(law.Memory, source, memory),
+        record,
+        rand() < 0.9,
+    )
+
+
+def laws_of_adamo(
+    options: Tensor, traits: Tensor, memory: Tensor, record: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What law.py makes of them: memory and record."""
+    o, about = law.Options(*options), law.Traits(*traits)
+    sums, products = law.Sums(*record[:5]), law.Products(*record[5:7])
+    first, before = law.moments_law(o, about, law.Memory(*memory), sums, active)
+    second, after = law.weights_law(o, about, before, sums, first, products)
+    rows = [*sums, *products, *first, *second, active]
+    return torch.stack(list(after)), torch.stack([x.double() for x in rows])
+
+
+def numbers_of_turns(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    options, _, memory, record, active = numbers_of_adamo(seed)
+    source = torch.Generator().manual_seed(seed)
+    chosen = [law.Options._fields.index(x) for x in ("lr", "beta1", "beta2", "eps", "delta")]
+    angle = torch.rand(BLOCKS, generator=source, dtype=torch.float64)
+    options = torch.stack([*options[chosen], angle, options[-1]])
+    keys = [law.Memory._fields.index(x) for x in ("step", "tau_reference", "initial_norm")]
+    sums = torch.zeros(len(law.TURN_RECORD), BLOCKS, dtype=torch.float64)
+    sums[:4] = record[[0, 2, 4, 3]]
+    return options, torch.rand(1, BLOCKS, generator=source).double(), memory[keys], sums, active
+
+
+def laws_of_turns(
+    options: Tensor, traits: Tensor, memory: Tensor, record: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor]:
+    sums = law.TurnSums(*record[:4])
+    turn, after = law.turn_law(
+        law.TurnOptions(*options), law.TurnTraits(*traits), law.TurnMemory(*memory), sums, active
+    )
+    return torch.stack(list(after)), torch.stack([x.double() for x in (*sums, *turn, active)])
+
+
+FAMILIES = {
+    "adamo": (numbers_of_adamo, laws_of_adamo, law.Memory, law.RECORD),
+    "turns": (numbers_of_turns, laws_of_turns, law.TurnMemory, law.TURN_RECORD),
+}
+
+
+def agree(found: Tensor, expected: Tensor, names: tuple[str, ...]) -> None:
+    for name, x, y in zip(names, found, expected, strict=True):
+        if name.startswith(("guarded", "at_max")) or name in ("live", "use_gradient"):
+            assert (x != y).sum() <= 1, name  # a number that lies on a bound to the last digit
+            continue
+        torch.testing.assert_close(
+            x, y, rtol=1e-9, atol=1e-12, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.skipif(isinstance(native.kernel(), str), reason="the native kernel is not built")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_laws_in_c(family: str, seed: int) -> None:
+    numbers, laws, memory_of, names = FAMILIES[family]
+    options, traits, memory, record, active = numbers(seed)
+    after, rows = laws(options, traits, memory, record, active)
+    module: Any = native.kernel()
+    module.laws(options, traits, memory, record, active.tolist(), family == "turns")
+    agree(memory, after, memory_of._fields)
+    agree(record, rows, names)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_laws_in_triton(family: str) -> None:
+    triton = pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("tests/test_gpu.py compares them on the device")
+    from adamo_optim import triton_kernels as kernels
+
+    assert triton.knobs.runtime.interpret
+    numbers, laws, memory_of, names = FAMILIES[family]
+    count = 300  # the interpreter runs programs one after another
+    options, traits, memory, record, active = (x[..., :count].contiguous() for x in numbers(7))
+    after, rows = laws(options, traits, memory, record, active)
+    launch_laws(kernels, family, options, traits, memory, record, active)
+    agree(memory, after, memory_of._fields)
+    if family == "adamo":  # what a block that is not live has left of pass 2 is not looked at
+        live, products = rows[names.index("live")] > 0, slice(5, 7)
+        rows[products] = torch.where(live, rows[products], 0)
+    # the record of a block that is not active holds no sums
+    agree(record[:, active], rows[:, active], names)
+
+
+def launch_laws(kernels: Any, family: str, *matrices: Tensor) -> None:
+    """The laws of all blocks, each of which is one chunk."""
+    options, traits, memory, record, active = matrices
+    blocks, device = options.shape[1], options.device
+    first = torch.arange(blocks, device=device)
+    ones = torch.ones(blocks, dtype=torch.float64, device=device)
+    chunks = (blocks, first, first + 1)
+    flags = active.long()
+    common = (options, traits, memory, record, blocks)
+    grid, sums = (blocks,), record.clone()
+    if family == "turns":
+        kernels.before_turn[grid](
+            *common, flags, None, sums[:4].contiguous(), *chunks, CHECKED=False, TILE=16
+        )
+        return
+    kernels.before_moments[grid](
+        *common, flags, None, sums[:5].contiguous(), *chunks, ones, CHECKED=False, TILE=16
+    )
+    kernels.before_weights[grid](*common, sums[5:7].contiguous(), *chunks, TILE=16)
