@@ -11,15 +11,17 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adamo_optim import AdamO, param_groups
-from adamo_optim.callbacks import find_adamo, log_diagnostics
+from adamo_optim import AdamO, AngularAdamW, param_groups
+from adamo_optim.callbacks import find_optimizer, log_diagnostics
 from adamo_optim.integrations import with_rules
 
+BOTH = pytest.mark.parametrize("kind", [AdamO, AngularAdamW])
 
-def stepped() -> AdamO:
+
+def stepped(kind: Any = AdamO) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    optimizer = AdamO(param_groups(model, torch.randn(8, 4)))
+    optimizer = kind(param_groups(model, torch.randn(8, 4)))
     model(torch.randn(8, 4)).square().sum().backward()
     optimizer.step()
     return optimizer
@@ -35,8 +37,9 @@ class Counter(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_steps_that_do_not_log_touch_no_tensor() -> None:
-    optimizer, calls = stepped(), []
+@BOTH
+def test_steps_that_do_not_log_touch_no_tensor(kind: Any) -> None:
+    optimizer, calls = stepped(kind), []
     with Counter() as counter:
         for step in range(1, 100):
             assert not log_diagnostics(optimizer, calls.append, step, every=100)
@@ -56,8 +59,20 @@ def test_values() -> None:
     assert {"run/eta_radial/0.weight", "run/eta_radial/2.weight"} == {
         name for name in values if "/eta_radial/" in name
     }
-    assert values["run/guard_nonfinite/total"] == 0
+    assert values["run/guard_skipped/total"] == 0
     assert all(isinstance(value, float) for value in values.values())
+
+
+def test_values_of_the_weights_that_turn() -> None:
+    calls = []
+    log_diagnostics(stepped(AngularAdamW), lambda *call: calls.append(call), 100)
+    quantities = ("norm", "gradient_norm", "angle", "at_max_angle")
+    assert set(calls[0][0]) == {f"adamo/{name}/0.weight" for name in quantities}
+    assert calls[0][0]["adamo/at_max_angle/0.weight"] == 1.0  # lr/angular_rms is 0.067
+    log_diagnostics(
+        stepped(AngularAdamW), lambda *call: calls.append(call), 100, quantities=["angle"]
+    )
+    assert set(calls[1][0]) == {"adamo/angle/0.weight"}
 
 
 def test_guard_totals_and_nan_norms_are_shown() -> None:
@@ -66,11 +81,20 @@ def test_guard_totals_and_nan_norms_are_shown() -> None:
         p.grad.fill_(torch.nan)
     optimizer.step()
     log_diagnostics(optimizer, lambda *call: calls.append(call), 0)
-    assert calls[0][0]["adamo/guard_nonfinite/total"] == len(optimizer.param_groups[0]["params"])
+    assert calls[0][0]["adamo/guard_skipped/total"] == len(optimizer.param_groups[0]["params"])
 
 
-def test_an_optimizer_that_has_not_stepped_logs_nothing() -> None:
-    optimizer = AdamO(nn.Linear(2, 2).parameters())
+@BOTH
+def test_an_optimizer_that_has_not_stepped_logs_nothing(kind: Any) -> None:
+    optimizer = kind([{"params": nn.Linear(2, 2).parameters(), "rule": "general"}])
+    assert not log_diagnostics(optimizer, pytest.fail, 0)
+
+
+def test_where_nothing_turns_nothing_is_logged() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = AngularAdamW(param_groups(model, torch.randn(4, 2)))
+    model(torch.randn(4, 2)).sum().backward()
+    optimizer.step()
     assert not log_diagnostics(optimizer, pytest.fail, 0)
 
 
@@ -81,7 +105,10 @@ def test_an_optimizer_that_has_not_stepped_logs_nothing() -> None:
         ({"quantities": ["rho"]}, "quantities must be among norm, .*; got 'rho'"),
         ({"log": logging.getLogger("x")}, "a logging.Logger takes text: pass a function"),
         ({"log": 3}, "log must be a SummaryWriter, .*; got int"),
-        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "there is no AdamO in this SGD"),
+        (
+            {"optimizer": torch.optim.SGD([torch.zeros(1)])},
+            "there is no AdamO and no AngularAdamW in this SGD",
+        ),
     ],
     ids=["every", "quantity", "text logger", "logger", "optimizer"],
 )
@@ -90,20 +117,22 @@ def test_errors(arguments: dict[str, Any], message: str) -> None:
         log_diagnostics(**{"optimizer": stepped(), "log": print, "step": 0, **arguments})
 
 
-def test_find_adamo_in_wrappers() -> None:
+@BOTH
+def test_the_optimizer_is_found_in_wrappers(kind: Any) -> None:
     class Wrapper:
         def __init__(self, optimizer: Any) -> None:
             self.optimizer = optimizer
 
-    optimizer = stepped()
-    assert find_adamo(Wrapper(Wrapper(optimizer))) is optimizer
+    optimizer = stepped(kind)
+    assert find_optimizer(Wrapper(Wrapper(optimizer))) is optimizer
 
 
-def test_tensorboard(tmp_path: Any) -> None:
+@BOTH
+def test_tensorboard(tmp_path: Any, kind: Any) -> None:
     pytest.importorskip("tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
-    optimizer = stepped()
+    optimizer = stepped(kind)
     with SummaryWriter(tmp_path) as writer:
         log_diagnostics(optimizer, writer, 200)
     (event,) = scalars(tmp_path)["adamo/norm/0.weight"]
@@ -130,7 +159,7 @@ def test_wandb_offline(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         summary = dict(run.summary)
     assert summary["_step"] == 100
     assert summary["adamo/norm/0.weight"] > 0
-    assert summary["adamo/guard_nonfinite/total"] == 0
+    assert summary["adamo/guard_skipped/total"] == 0
     assert list(tmp_path.rglob("*.wandb"))
 
 
@@ -143,18 +172,19 @@ def test_with_rules_example() -> None:
     assert doctest.DocTestRunner().run(example).failed == 0
 
 
-def test_with_rules_keeps_options_and_order() -> None:
+@BOTH
+def test_with_rules_keeps_options_and_order(kind: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
     first, *rest = model.parameters()
     given = [{"params": rest, "weight_decay": 0.0}, {"params": [("old", first)], "lr_scale": 0.5}]
     groups = with_rules(given, model, torch.randn(8, 4), overrides={"2.bias": {"lr": 0.25}})
-    optimizer = AdamO(groups, lr=0.01)
+    optimizer = kind(groups, lr=0.01, weight_decay=1e-3)
     columns = ("rule", "lr_scale", "lr", "weight_decay", "param_names")
     assert [tuple(map(g.get, columns)) for g in optimizer.param_groups] == [
         ("low_dim", None, 0.01, 0.0, ["1.weight", "1.bias"]),
         ("general", None, 0.01, 0.0, ["2.weight"]),
         ("low_dim", None, 0.25, 0.0, ["2.bias"]),
-        ("scale_invariant", 0.5, 0.01, 0.01, ["0.weight"]),
+        ("scale_invariant", 0.5, 0.01, 1e-3, ["0.weight"]),
     ]
 
 

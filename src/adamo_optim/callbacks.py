@@ -42,7 +42,7 @@ def log_diagnostics(
         prefix: the values are called ``prefix/quantity/parameter``, and ``prefix/guard_…/total``
             for the number of parameters in which a part of AdamO's guard acted.
         quantities: which columns of ``optimizer.diagnostics()`` are logged for every parameter;
-            ``None``: norm, gradient_norm and angle, AdamO's eta_radial, AngularAdamW's at_max_angle.
+            ``None``: norm, gradient_norm, angle, and eta_radial or at_max_angle.
 
     Returns:
         Whether this step was logged.
@@ -109,7 +109,7 @@ def sink(log: Any) -> Callable[[dict[str, float], int], Any]:
 
 
 def find_optimizer(optimizer: Any) -> Blockwise:
-    """The AdamO or AngularAdamW inside the wrappers of Accelerate (``.optimizer``) and Lightning."""
+    """The optimizer of ours inside the wrappers of Accelerate (``.optimizer``) and Lightning."""
     found = optimizer
     while not isinstance(found, Blockwise):
         found = getattr(found, "optimizer", None)
@@ -147,7 +147,7 @@ def transformers_callback(trainer: Any, every: int = 100, **options: Any) -> Any
 
 
 def lightning_callback(every: int = 100, **options: Any) -> Any:
-    """A Lightning ``Callback`` that sends diagnostics of every AdamO and AngularAdamW to its loggers.
+    """A Lightning ``Callback`` that sends diagnostics of our optimizers to the trainer's loggers.
 
     ``options`` are those of :func:`log_diagnostics`; with several optimizers the prefix is
     followed by the optimizer's number.
