@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
-from adamo_optim.options import DEFAULTS, FORM
-from adamo_optim.reference import algorithm1, radial, reference_step, tangential
+from adamo_optim import AdamO, AngularAdamW
+from adamo_optim.reference import (
+    ReferenceAdamO,
+    ReferenceAngularAdamW,
+    algorithm1,
+    radial,
+    tangential,
+)
 
 HAND: dict[str, Any] = {
     "lr": 0.1,
@@ -69,40 +76,98 @@ def test_low_dim_step_by_hand() -> None:
     close(w, 2.95, 4.05)
 
 
-@pytest.mark.parametrize("rule", ["general", "scale_invariant", "low_dim"])
-def test_reference_step_with_options_off_is_algorithm1(rule: str) -> None:
-    options = {**DEFAULTS, **FORM, "radial_lr": 0.02, "curvature_target": 3.0, "guard": False}
-    literal = {k: options[k] for k in ("lr", "radial_lr", "weight_decay", "eps", "betas")}
-    literal |= {k: options[k] for k in ("radial_beta", "curvature_beta", "curvature_target")}
+RULES = ("general", "scale_invariant", "low_dim")
+LITERAL: dict[str, Any] = {"lr": 1e-3, "radial_lr": 0.02, "weight_decay": 1e-3}
+LITERAL |= {"eps": 1e-8, "betas": (0.9, 0.999), "radial_beta": 0.9, "curvature_beta": 0.9}
+LITERAL |= {"curvature_target": 3.0}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", [AdamO, ReferenceAdamO])
+def test_without_the_guard_it_is_algorithm1(kind: Any, rule: str) -> None:
+    """``AdamO(params, guard=False, curvature_target=<number>)``, with no other option of form."""
     flags = {"low_dim": rule == "low_dim", "scale_invariant": rule == "scale_invariant"}
     source = torch.Generator().manual_seed(0)
-    a = b = torch.randn(5, 4, generator=source, dtype=torch.float64)
-    a_state: dict[str, Any] = {}
-    b_state: dict[str, Any] = {}
+    w = torch.randn(5, 4, generator=source, dtype=torch.float64)
+    p = torch.nn.Parameter(w.clone())
+    optimizer = kind([{"params": [p], "rule": rule}], guard=False, **LITERAL)
+    state: dict[str, Any] = {}
     for _ in range(300):
-        g = torch.randn(a.shape, generator=source, dtype=torch.float64)
-        a = algorithm1(a, g, a_state, **literal, **flags)
-        b = reference_step(b, g, b_state, options, rule=rule)
-    torch.testing.assert_close(b, a, rtol=1e-11, atol=1e-12)
-    for key in ("m_tangential", "v_tangential", "m_radial"):
-        torch.testing.assert_close(b_state[key], a_state[key], rtol=1e-10, atol=1e-11)
+        g = torch.randn(w.shape, generator=source, dtype=torch.float64)
+        w = algorithm1(w, g, state, **LITERAL, **flags)
+        p.grad = g
+        optimizer.step()
+    torch.testing.assert_close(p.detach(), w, rtol=1e-10, atol=1e-12)
 
 
-def test_the_literal_algorithm_blows_up_at_its_printed_grokking_settings() -> None:
+def test_the_literal_algorithm_flips_weights_at_its_printed_grokking_settings() -> None:
     # η = 10⁻³, λ = 1: once the gradient vanishes η_ρ,t grows by 10⁴ and 1 − η_ρ,t·λ passes zero.
     w = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(4, 5)
-    start, state = w, {}
+    start, state, flips = w, {}, 0
     for _ in range(400):
-        w = algorithm1(w, 1e-6 * start, state, lr=1e-3, radial_lr=1e-3, weight_decay=1.0)
-    assert float(w.norm()) > 1e3 * float(start.norm()) or float((w * start).sum()) < 0
+        new = algorithm1(w, 1e-6 * start, state, lr=1e-3, radial_lr=1e-3, weight_decay=1.0)
+        flips += float((new * w).sum()) < 0
+        w = new
+    assert flips > 0
 
 
 def test_a_curvature_of_zero_without_eps_is_no_error() -> None:
     """The same gradient twice: τ = 0, and the guard bounds what 1/√0 would be."""
-    options = {**DEFAULTS, "eps": 0.0, "curvature_beta": 0.0, "curvature_target": 1.0}
-    state: dict[str, Any] = {}
-    w, g = torch.randn(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
+    p = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.float64))
+    optimizer = ReferenceAdamO([p], eps=0.0, curvature_beta=0.0, curvature_target=1.0)
+    p.grad = torch.ones_like(p)
     for _ in range(2):
-        w = reference_step(w, g, state, options)
-    assert state["tau"] == 0.0
-    assert w.isfinite().all()
+        optimizer.step()
+    assert optimizer.state[p]["tau"] == 0.0
+    assert p.isfinite().all()
+
+
+def test_a_turn_by_hand() -> None:
+    # g ⟂ w, so u = g/rms(g) = (0, √2) and ‖u^θ‖/√n = 1: φ = lr/r = 0.1
+    p = torch.nn.Parameter(vector(3, 0))
+    optimizer = ReferenceAngularAdamW(
+        [{"params": [p], "rule": "scale_invariant"}], lr=0.01, eps=0.0, angular_rms=0.1, max_angle=1
+    )
+    p.grad = vector(0, 5)
+    optimizer.step()
+    close(p.detach(), 3 * 0.9950041652780258, -3 * 0.09983341664682815)
+
+
+def test_a_second_turn_by_hand() -> None:
+    # β = 0: u = (√2, 0); from the angle −0.1 on, u^θ = √2·sin(0.1) across, φ = 0.1·sin(0.1),
+    # and max_angle bounds lr/r, not φ
+    p = torch.nn.Parameter(vector(3, 0))
+    group = {"params": [p], "rule": "scale_invariant"}
+    options: dict[str, Any] = {"lr": 7.0, "betas": (0.0, 0.0), "eps": 0.0, "max_angle": 0.1}
+    optimizer = ReferenceAngularAdamW([group], **options)
+    for g in (vector(0, 5), vector(2, 0)):
+        p.grad = g
+        optimizer.step()
+    angle = -0.1 - 0.1 * math.sin(0.1)
+    close(p.detach(), 3 * math.cos(angle), 3 * math.sin(angle))
+
+
+@pytest.mark.parametrize("kind", [ReferenceAngularAdamW, AngularAdamW, ReferenceAdamO, AdamO])
+def test_all_of_them_train_a_model(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 16, bias=False),
+        torch.nn.LayerNorm(16),
+        torch.nn.ReLU(),
+        torch.nn.Linear(16, 1),
+    ).double()
+    x = torch.randn(64, 3, dtype=torch.float64)
+    y = x[:, :1].abs()
+    groups = [
+        {"params": [model[0].weight], "rule": "scale_invariant"},
+        {"params": [*model[1].parameters(), *model[3].parameters()]},
+    ]
+    optimizer = kind(groups, lr=5e-3)
+    losses = []
+    for _ in range(99):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < 0.5 * losses[0]
