@@ -9,8 +9,23 @@ import pytest
 import torch
 from torch import nn
 
-from adamo_optim import AdamO
-from oracle import CASES, LOWER_PRECISION, RELATIVE, Case, compare, expected_end, run
+from adamo_optim import AdamO, AngularAdamW
+from oracle import (
+    CASES,
+    RELATIVE,
+    ROW_CASES,
+    TURNS,
+    Case,
+    adamo_for,
+    angular_for,
+    compare,
+    compare_turns,
+    expected_end,
+    expected_turns,
+    in_lower_precision,
+    train,
+)
+from test_laws import FAMILIES, agree, launch_laws
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,17 +43,61 @@ BACKENDS: dict[str, dict[str, Any]] = {
 EVERY_BACKEND = pytest.mark.parametrize("backend", BACKENDS.values(), ids=list(BACKENDS))
 
 
-@pytest.mark.parametrize(("case", "dtype"), LOWER_PRECISION)
+def adamo(params: Any, **options: Any) -> AdamO:
+    return AdamO(params, **options)
+
+
+def angular(params: Any, **options: Any) -> AngularAdamW:
+    """Every matrix turns."""
+    params = list(params)
+    turning = [p for p in params if p.dim() > 1]
+    others = [p for p in params if p.dim() <= 1]
+    groups = [{"params": turning, "rule": "scale_invariant"}, {"params": others}]
+    return AngularAdamW([group for group in groups if group["params"]], **options)
+
+
+EVERY_OPTIMIZER = pytest.mark.parametrize("make", [adamo, angular])
+
+
+@pytest.mark.parametrize(("case", "dtype"), in_lower_precision(CASES))
 def test_fused_agrees_with_the_reference(case: Case, dtype: torch.dtype) -> None:
-    expected = expected_end(case, dtype, 40)
-    compare(run(case, dtype, 40, device="cuda", fused=True), expected, RELATIVE[dtype])
+    optimizer = train(adamo_for(case, dtype, "cuda", fused=True), 40)
+    compare(optimizer, expected_end(case, dtype, 40), RELATIVE[dtype])
 
 
-@pytest.mark.parametrize("name", ["defaults", "paper", "sampled_previous", "cosine_test"])
+@pytest.mark.parametrize(("case", "dtype"), in_lower_precision(TURNS))
+def test_fused_turns_agree_with_the_reference(case: Case, dtype: torch.dtype) -> None:
+    optimizer = train(angular_for(case, dtype, "cuda", fused=True), 40)
+    compare_turns(optimizer, expected_turns(case, dtype, 40), RELATIVE[dtype])
+
+
+@pytest.mark.parametrize("name", ["defaults", "paper", "sampled_previous", "cosine_test", "rows"])
 def test_foreach_agrees_with_the_reference_in_float64(name: str) -> None:
-    case = next(case for case in CASES if case.name == name)
-    optimizer = run(case, torch.float64, 60, device="cuda", foreach=True)
+    case = next(case for case in [*CASES, *ROW_CASES] if case.name == name)
+    optimizer = train(adamo_for(case, torch.float64, "cuda", foreach=True), 60)
     compare(optimizer, expected_end(case, torch.float64, 60), RELATIVE[torch.float64])
+
+
+@pytest.mark.parametrize("case", TURNS, ids=lambda case: case.name)
+def test_turns_in_torch_calls_agree_in_float64(case: Case) -> None:
+    optimizer = train(angular_for(case, torch.float64, "cuda"), 60)
+    compare_turns(optimizer, expected_turns(case, torch.float64, 60), RELATIVE[torch.float64])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_laws_on_the_device(family: str) -> None:
+    from adamo_optim import triton_kernels as kernels
+
+    numbers, laws, memory_of, names = FAMILIES[family]
+    options, traits, memory, record, active = numbers(3)
+    after, rows = laws(options, traits, memory, record, active)
+    there = [x.cuda() for x in (options, traits, memory, record, active)]
+    launch_laws(kernels, family, *there)
+    if family == "adamo":
+        live, products = rows[names.index("live")] > 0, slice(5, 7)
+        rows[products] = torch.where(live, rows[products], 0)
+    agree(there[2].cpu(), after, memory_of._fields)
+    agree(there[3].cpu()[:, active], rows[:, active], names)
 
 
 def network() -> nn.Sequential:
@@ -53,10 +112,11 @@ def batch(seed: int) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
+@EVERY_OPTIMIZER
 @EVERY_BACKEND
-def test_a_step_does_not_synchronise(backend: dict[str, Any]) -> None:
+def test_a_step_does_not_synchronise(backend: dict[str, Any], make: Any) -> None:
     model = network()
-    optimizer = AdamO(model.parameters(), **backend)
+    optimizer = make(model.parameters(), lr=5e-4, **backend)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for step in range(6):
         optimizer.zero_grad()
@@ -71,14 +131,15 @@ def test_a_step_does_not_synchronise(backend: dict[str, Any]) -> None:
         scheduler.step()
 
 
+@EVERY_OPTIMIZER
 @EVERY_BACKEND
-def test_captured_graphs_see_new_learning_rates(backend: dict[str, Any]) -> None:
+def test_captured_graphs_see_new_learning_rates(backend: dict[str, Any], make: Any) -> None:
     ends = []
     for captured in (False, True):
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(s, device="cuda")) for s in ((33, 17), (9,), (300, 40))]
         lr = torch.tensor(1e-2, device="cuda")
-        optimizer = AdamO(params, lr=lr, capturable=True, **backend)
+        optimizer = make(params, lr=lr, capturable=True, **backend)
         grads = [torch.zeros_like(p) for p in params]
         for p, g in zip(params, grads, strict=True):
             p.grad = g
@@ -95,31 +156,33 @@ def test_captured_graphs_see_new_learning_rates(backend: dict[str, Any]) -> None
                 graph.replay()
             else:
                 optimizer.step()
+        assert all(int(optimizer.state[p]["step"]) == 8 for p in params)
         ends.append([[p.detach(), *optimizer.state[p].values()] for p in params])
     for a, b in zip(*ends, strict=True):
-        assert int(a[1]) == 8
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@EVERY_OPTIMIZER
 @EVERY_BACKEND
-def test_capture_needs_capturable(backend: dict[str, Any]) -> None:
+def test_capture_needs_capturable(backend: dict[str, Any], make: Any) -> None:
     p = nn.Parameter(torch.randn(4, 3, device="cuda"))
     p.grad = torch.randn_like(p)
-    optimizer = AdamO([p], **backend)
+    optimizer = make([p], **backend)
     optimizer.step()
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="capturable"), torch.cuda.graph(graph):
         optimizer.step()
 
 
-def test_fused_runs_are_bit_identical() -> None:
+@EVERY_OPTIMIZER
+def test_fused_runs_are_bit_identical(make: Any) -> None:
     ends = []
     for _ in range(2):
         torch.manual_seed(0)
         params = [
             nn.Parameter(torch.randn(s, device="cuda")) for s in ((1000, 701), (64, 33, 3, 3))
         ]
-        optimizer = AdamO(params, fused=True)
+        optimizer = make(params, fused=True)
         for _ in range(10):
             for p in params:
                 p.grad = torch.randn_like(p)
@@ -129,11 +192,12 @@ def test_fused_runs_are_bit_identical() -> None:
         assert all(map(torch.equal, a, b))
 
 
-def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors() -> None:
+@EVERY_OPTIMIZER
+def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors(make: Any) -> None:
     counts = []
     for copies in (2, 40):
         params = [nn.Parameter(torch.randn(50, 30, device="cuda")) for _ in range(copies)]
-        optimizer = AdamO(params, fused=True)
+        optimizer = make(params, fused=True)
         for p in params:
             p.grad = torch.randn_like(p)
         optimizer.step()
@@ -145,10 +209,11 @@ def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors() -> No
     assert counts[0] == counts[1] <= 6
 
 
+@EVERY_OPTIMIZER
 @EVERY_BACKEND
-def test_gradscaler_skips_and_unscales(backend: dict[str, Any]) -> None:
+def test_gradscaler_skips_and_unscales(backend: dict[str, Any], make: Any) -> None:
     model, twin = network(), network()
-    optimizer, other = AdamO(model.parameters(), **backend), AdamO(twin.parameters(), **backend)
+    optimizer, other = (make(m.parameters(), lr=5e-4, **backend) for m in (model, twin))
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16, growth_interval=1000)
     for step in range(6):
         optimizer.zero_grad()
@@ -167,12 +232,13 @@ def test_gradscaler_skips_and_unscales(backend: dict[str, Any]) -> None:
         assert int(optimizer.state[p]["step"]) == 5
 
 
-def test_gradients_that_are_unaligned_or_laid_out_otherwise() -> None:
+@EVERY_OPTIMIZER
+def test_gradients_that_are_unaligned_or_laid_out_otherwise(make: Any) -> None:
     ends = []
     for fused in (True, False):
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(s, device="cuda")) for s in ((37, 41), (16, 8, 3, 3))]
-        optimizer = AdamO(params, fused=fused, foreach=None if fused else True)
+        optimizer = make(params, fused=fused, foreach=None if fused else True)
         for step in range(5):
             source = torch.Generator("cuda").manual_seed(step)
             flat = torch.randn(37 * 41 + 1, device="cuda", generator=source)
@@ -185,15 +251,16 @@ def test_gradients_that_are_unaligned_or_laid_out_otherwise() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_checkpoints_move_between_devices_and_backends() -> None:
+@EVERY_OPTIMIZER
+def test_checkpoints_move_between_devices_and_backends(make: Any) -> None:
     model = network()
-    optimizer = AdamO(model.parameters(), fused=True)
+    optimizer = make(model.parameters(), lr=5e-4, fused=True)
     model(batch(0)).square().mean().backward()
     optimizer.step()
     saved = copy.deepcopy(optimizer.state_dict())
     other = network()
     other.load_state_dict(model.state_dict())
-    resumed = AdamO(other.parameters(), foreach=True)
+    resumed = make(other.parameters(), foreach=True)
     resumed.load_state_dict(saved)
     for group in resumed.param_groups:
         group.update(fused=None, foreach=True)
@@ -204,7 +271,7 @@ def test_checkpoints_move_between_devices_and_backends() -> None:
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
     on_cpu = network().cpu()
-    cpu = AdamO(on_cpu.parameters(), foreach=False)
+    cpu = make(on_cpu.parameters(), foreach=False)
     cpu.load_state_dict(saved)
     assert all(x.device.type == "cpu" for s in cpu.state.values() for x in s.values())
 
@@ -219,12 +286,13 @@ def test_the_default_is_fused_and_explain_says_why_not() -> None:
         AdamO([("b", double)], fused=True)
 
 
+@EVERY_OPTIMIZER
 @EVERY_BACKEND
-def test_a_graph_outlives_what_eager_steps_replace(backend: dict[str, Any]) -> None:
+def test_a_graph_outlives_what_eager_steps_replace(backend: dict[str, Any], make: Any) -> None:
     """Numbers and masks of a captured step are the graph's own, whatever comes after it."""
     p, q = (nn.Parameter(torch.randn(64, 32, device="cuda")) for _ in range(2))
     lr = torch.tensor(1e-2, device="cuda")
-    optimizer = AdamO([p, q], lr=lr, capturable=True, **backend)
+    optimizer = make([p, q], lr=lr, capturable=True, **backend)
     p.grad, q.grad = torch.randn_like(p), torch.randn_like(q)
     for _ in range(3):
         optimizer.step()
