@@ -364,7 +364,7 @@ class WriterTriton(Writer):
         sums = [f"{owner}_{field}" for owner, fields in given.items() for field in fields]
         active = ["active"] if "active" in law.arguments else []
         lines = ["@triton.jit", f"def {law.name}("]
-        lines.append("    options, traits, memory, record, blocks, i,")
+        lines.append("    settings, traits, memory, record, blocks, i,")
         lines.append(f"    {', '.join([*sums, *active])},")
         lines.append("):")
         code = "\n".join(f"    {x}" for x in (*body, *stores))
@@ -382,7 +382,7 @@ class WriterTriton(Writer):
         tables = {"o": "Options", "traits": "Traits", "memory": "Memory"}
         if owner in tables:
             place = self.source.tuples[prefix + tables[owner]].index(field)
-            table = "options" if owner == "o" else owner
+            table = "settings" if owner == "o" else owner
             return f"tl.load({table} + {place} * blocks + i)"
         value = f"tl.load(record + {record.index(field)} * blocks + i)"
         return f"{value} > 0" if owner == "first" and field in self.flag_fields else value

@@ -20,11 +20,11 @@ from torch.utils._foreach_utils import (
 from . import checkpoint, turning
 from .backends import refuse_differentiable_shards, why_not_fused
 from .blockwise import Blockwise, Layout
-from .dtensor import is_sharded, local
-from .geometry import real_numel
+from .dtensor import as_real, is_sharded, local, place_like
+from .geometry import real_numel, scalar_dtype
 from .options import as_pair, check_options, explain_mistakes, users_level
 from .rules import rule_of
-from .sharding import whole_sum
+from .sharding import whole_sums
 from .turning import TwoPasses
 
 
@@ -100,7 +100,8 @@ class AngularAdamW(Blockwise, AdamW):
         flags = {"maximize": maximize, "foreach": foreach, "fused": fused}
         flags |= {"capturable": capturable, "differentiable": differentiable}
         betas = as_pair(betas)
-        check_options({"lr": lr, "betas": betas, "eps": eps, **own, **flags})
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        check_options({**numbers, **own, **flags})
         self._own_defaults = own  # AdamW's constructor calls add_param_group, which needs them
         super().__init__(params, lr, betas, eps, weight_decay, **flags)
         if not any(_declares(group) for group in self.param_groups):
@@ -133,6 +134,8 @@ class AngularAdamW(Blockwise, AdamW):
         """AdamW by torch's own code."""
         lists: list[list[Tensor]] = [[] for _ in range(6)]
         has_complex = self._init_group({**group, "params": params, "fused": fused}, *lists)
+        if fused and group["fused"] is None and not _laid_out_alike(*lists[:4]):
+            fused = None  # torch's own default, which takes any layout
         beta1, beta2 = group["betas"]
         adamw(
             *lists,
@@ -194,6 +197,9 @@ class AngularAdamW(Blockwise, AdamW):
             state = self.state.get(p, {})
             if is_lazy(p):
                 continue
+            if is_sharded(p):
+                for key in state.keys() & {"exp_avg", "exp_avg_sq"}:
+                    state[key] = place_like(state[key], p)  # of a checkpoint of one process
             if not self._may_turn(p, group):
                 if "mean_square" in state:
                     turning.end(state, p, bool(group["capturable"] or _fuses(group, [p])))
@@ -201,14 +207,14 @@ class AngularAdamW(Blockwise, AdamW):
                 turning.begin(state, p)  # after loading: device and dtype
             elif self._trains(p) and not _started_at_zero(state):
                 new.append((p, group))
-        for (p, group), zero in zip(new, _are_zero([p for p, _ in new]), strict=True):
-            if zero:
-                # the group's fused form decides where AdamW's step count lies
-                self._init_group({**group, "params": [p], "fused": _fuses(group, [p])}, *([] for _ in range(6)))  # fmt: skip
-                if self.state.get(p):
-                    self.state[p]["initial_norm"] = torch.zeros((), device=p.device)
-            else:
-                turning.begin(self.state[p], p)
+        for p, group, zero, squares in _beginnings(new, self.state):
+            state = self.state[p]
+            if not zero or not state:
+                turning.begin(state, p, squares)
+            if zero:  # AdamW's, with a mark
+                if "mean_square" in state:
+                    turning.end(state, p, bool(group["capturable"] or _fuses(group, [p])))
+                state["initial_norm"] = torch.zeros((), device=p.device)
 
     def _lay_out(self) -> AngularLayout:
         return AngularLayout(self)
@@ -311,6 +317,15 @@ def _fuses(group: dict[str, Any], params: list[Tensor]) -> bool | None:
     return True if params and able else None
 
 
+def _laid_out_alike(*lists: list[Tensor]) -> bool:
+    """Whether parameters, gradients and moments have the same strides.
+
+    torch's fused kernels go over memory without looking: on CUDA they raise, on a CPU they are
+    wrong in silence. A parameter that is not dense differs from its moments, which are.
+    """
+    return all(len({x.stride() for x in tensors}) == 1 for tensors in zip(*lists, strict=True))
+
+
 def _started_at_zero(state: Mapping[str, Any]) -> bool:
     """Its state is AdamW's, with a mark: it has no direction to turn, and follows AdamW for good."""
     return "initial_norm" in state and "exp_avg_sq" in state
@@ -321,11 +336,22 @@ def _declares(group: Mapping[str, Any]) -> bool:
 
 
 @torch.no_grad()
-def _are_zero(params: list[Tensor]) -> list[bool]:
-    """Which weights have the norm 0; reads the devices once, in the first step."""
-    if not params or (any(p.is_cuda for p in params) and torch.cuda.is_current_stream_capturing()):
-        return [False] * len(params)
-    marks = [whole_sum((p != 0).to(torch.float32)) for p in params]
-    return [
-        not filled for filled in torch.stack([m.to("cpu", torch.float64) for m in marks]).tolist()
-    ]
+def _beginnings(
+    new: list[tuple[Tensor, dict[str, Any]]], states: Mapping[Tensor, Any]
+) -> list[tuple[Tensor, dict[str, Any], bool, float | Tensor]]:
+    """Of weights that may turn: is its norm 0, and what do its second moments add up to?
+
+    Reads the devices once, in the first step; one collective a mesh.
+    """
+    params = [p for p, _ in new]
+    capturing = any(p.is_cuda for p in params) and torch.cuda.is_current_stream_capturing()
+    asked = [] if capturing else params
+    filled = [torch.count_nonzero(local(p)).to(scalar_dtype(p.device)) for p in asked]
+    loaded = [p for p in params if "exp_avg_sq" in states.get(p, {})]
+    squares = [as_real(local(states[p]["exp_avg_sq"])) for p in loaded]
+    added = [x.sum(dtype=scalar_dtype(x.device)) for x in squares]
+    sums = whole_sums([*filled, *added], [*asked, *loaded])
+    counts = torch.stack([x.cpu() for x in sums[: len(asked)]]).tolist() if asked else []
+    zero = {p: not count for p, count in zip(asked, counts, strict=True)}
+    totals = dict(zip(loaded, sums[len(asked) :], strict=True))
+    return [(p, group, zero.get(p, False), totals.get(p, 0.0)) for p, group in new]

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dtensor import as_real, counted_once, local, mesh_of
-from .geometry import scalar_dtype
+from .dtensor import counted_once, mesh_of
 
 
 @torch._disable_dynamo
@@ -64,16 +63,23 @@ def add_up(works: list[Any], values: list[Tensor], rows: int) -> list[Tensor]:
     ]
 
 
-def whole_sum(x: Any) -> Tensor:
-    """The sum of a tensor's entries over the ranks that hold parts of it; not in a step."""
-    part = as_real(local(x))
-    total = part.sum(dtype=scalar_dtype(part.device))
-    mesh = mesh_of(x)
-    if mesh is None or mesh.size() == 1 or mesh.get_coordinate() is None:
-        return total
-    common = (total * counted_once(x)).to(mesh.device_type)  # as in add_up
-    torch.distributed.all_reduce(common, group=group_of(mesh))
-    return common.to(total.device)
+def whole_sums(values: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+    """Numbers that every rank has of its shard of a parameter, added up: a collective a mesh.
+
+    Not for a step: it is for what the first one must know.
+    """
+    result, on_mesh = list(values), dict[Any, list[int]]()
+    for i, p in enumerate(params):
+        mesh = mesh_of(p)
+        if mesh is not None and mesh.size() > 1 and mesh.get_coordinate() is not None:
+            on_mesh.setdefault(mesh, []).append(i)
+    for mesh, those in on_mesh.items():
+        mine = [values[i] * counted_once(params[i]) for i in those]  # as in add_up
+        common = torch.stack([x.to(mesh.device_type, torch.float64) for x in mine])
+        torch.distributed.all_reduce(common, group=group_of(mesh))
+        for i, total in zip(those, common.unbind(), strict=True):
+            result[i] = total.to(values[i].device)
+    return result
 
 
 # ranks: (the world at that time, their group); the world may be left and entered again

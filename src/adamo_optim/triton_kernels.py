@@ -5,7 +5,7 @@ addresses. Programs leave partial sums, one per chunk, which the programs of a l
 add up in a fixed order: no atomics, the same result in every run. Sums and laws are in float64,
 elementwise arithmetic is in float32, divisions and roots are IEEE's.
 
-``options``, ``traits``, ``memory`` and ``record`` are matrices with a row for each number of
+``settings`` (the options), ``traits``, ``memory`` and ``record`` are matrices with a row for each number of
 ``law.py`` and a column for each block.
 """
 
@@ -390,7 +390,7 @@ def totals(partial, chunks, first_chunk, last_chunk, out, blocks, row, TILE: tl.
 
 @triton.jit
 def before_moments(
-    options, traits, memory, record, blocks, g_table, found_inf, partial, chunks, first_chunk,
+    settings, traits, memory, record, blocks, g_table, found_inf, partial, chunks, first_chunk,
     last_chunk, ratio_of_samples, CHECKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The law between pass 1 and pass 2, for one block."""
@@ -410,13 +410,13 @@ def before_moments(
     tl.store(c + MW * blocks, tl.where(active, mw, 0.0))
     tl.store(c + ACTIVE * blocks, active.to(tl.float64))
     laws.moments_law(
-        options, traits, memory, record, blocks, i, ww, gw, gg, kappa, mw, active
+        settings, traits, memory, record, blocks, i, ww, gw, gg, kappa, mw, active
     )  # fmt: skip
 
 
 @triton.jit
 def before_weights(
-    options, traits, memory, record, blocks, partial, chunks, first_chunk, last_chunk,
+    settings, traits, memory, record, blocks, partial, chunks, first_chunk, last_chunk,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """The law between pass 2 and pass 3, for one block."""
@@ -427,7 +427,7 @@ def before_weights(
     uu = tl.where(live, add_up(partial + chunks, low, high, TILE), 0.0)
     tl.store(record + UW * blocks + i, uw)
     tl.store(record + UU * blocks + i, uu)
-    laws.weights_law(options, traits, memory, record, blocks, i, uw, uu)
+    laws.weights_law(settings, traits, memory, record, blocks, i, uw, uu)
 
 
 # ---- weights that turn -------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def turn_reduce_tile(
 @triton.jit
 def turn_reduce(
     w_table, g_table, m_table, numel, grad_scale, found_inf, chunk_block, chunk_start, base,
-    partial, chunks, options, blocks,
+    partial, chunks, settings, blocks,
     W: tl.constexpr, G: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
     ALIGNED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -470,8 +470,8 @@ def turn_reduce(
         w = address(w_table, i, W, ALIGNED)
         g = address(g_table, i, G, ALIGNED)
         m = address(m_table, i, W, ALIGNED)
-        beta1 = tl.load(options + TURN_BETA1 * blocks + i)
-        rest1 = ((1 - beta1) * tl.load(options + TURN_SIGN * blocks + i)).to(tl.float32)
+        beta1 = tl.load(settings + TURN_BETA1 * blocks + i)
+        rest1 = ((1 - beta1) * tl.load(settings + TURN_SIGN * blocks + i)).to(tl.float32)
         beta1 = beta1.to(tl.float32)
         scale = 1.0
         if SCALED:
@@ -501,7 +501,7 @@ def turn_reduce(
 
 @triton.jit
 def before_turn(
-    options, traits, memory, record, blocks, g_table, found_inf, partial, chunks, first_chunk,
+    settings, traits, memory, record, blocks, g_table, found_inf, partial, chunks, first_chunk,
     last_chunk, CHECKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The law between the two passes, for one block."""
@@ -517,7 +517,7 @@ def before_turn(
     tl.store(c + TURN_MW * blocks, tl.where(active, mw, 0.0))
     tl.store(c + TURN_MM * blocks, tl.where(active, mm, 0.0))
     tl.store(c + TURN_ACTIVE * blocks, active.to(tl.float64))
-    laws.turn_law(options, traits, memory, record, blocks, i, ww, gg, mw, mm, active)
+    laws.turn_law(settings, traits, memory, record, blocks, i, ww, gg, mw, mm, active)
 
 
 @triton.jit

@@ -40,32 +40,32 @@ def isfinite(x):
 
 @triton.jit
 def moments_law(
-    options, traits, memory, record, blocks, i,
+    settings, traits, memory, record, blocks, i,
     sums_ww, sums_gw, sums_gg, sums_kappa, sums_mw, active,
 ):
-    o_guard = tl.load(options + 15 * blocks + i)
+    o_guard = tl.load(settings + 15 * blocks + i)
     traits_largest_square = tl.load(traits + 5 * blocks + i)
-    o_sign = tl.load(options + 16 * blocks + i)
+    o_sign = tl.load(settings + 16 * blocks + i)
     memory_initial_norm = tl.load(memory + 5 * blocks + i)
     traits_low_dim = tl.load(traits + 0 * blocks + i)
     memory_step = tl.load(memory + 0 * blocks + i)
-    o_curvature_target = tl.load(options + 10 * blocks + i)
-    o_curvature_auto = tl.load(options + 9 * blocks + i)
+    o_curvature_target = tl.load(settings + 10 * blocks + i)
+    o_curvature_auto = tl.load(settings + 9 * blocks + i)
     memory_curvature_step = tl.load(memory + 4 * blocks + i)
     memory_tau_reference = tl.load(memory + 3 * blocks + i)
     memory_tau = tl.load(memory + 2 * blocks + i)
-    o_curvature_beta = tl.load(options + 11 * blocks + i)
-    o_eps = tl.load(options + 3 * blocks + i)
-    o_radial_lr_ratio = tl.load(options + 6 * blocks + i)
-    o_lr = tl.load(options + 0 * blocks + i)
-    o_radial_lr = tl.load(options + 7 * blocks + i)
-    o_delta = tl.load(options + 13 * blocks + i)
+    o_curvature_beta = tl.load(settings + 11 * blocks + i)
+    o_eps = tl.load(settings + 3 * blocks + i)
+    o_radial_lr_ratio = tl.load(settings + 6 * blocks + i)
+    o_lr = tl.load(settings + 0 * blocks + i)
+    o_radial_lr = tl.load(settings + 7 * blocks + i)
+    o_delta = tl.load(settings + 13 * blocks + i)
     traits_inverse_root = tl.load(traits + 2 * blocks + i)
-    o_radial_beta = tl.load(options + 8 * blocks + i)
+    o_radial_beta = tl.load(settings + 8 * blocks + i)
     memory_radial_momentum = tl.load(memory + 1 * blocks + i)
     traits_rounding = tl.load(traits + 3 * blocks + i)
-    o_beta1 = tl.load(options + 1 * blocks + i)
-    o_beta2 = tl.load(options + 2 * blocks + i)
+    o_beta1 = tl.load(settings + 1 * blocks + i)
+    o_beta2 = tl.load(settings + 2 * blocks + i)
     traits_smallest_eps = tl.load(traits + 4 * blocks + i)
     traits_scale_invariant = tl.load(traits + 1 * blocks + i)
     guard = o_guard > 0.0
@@ -131,25 +131,25 @@ def moments_law(
 
 @triton.jit
 def weights_law(
-    options, traits, memory, record, blocks, i,
+    settings, traits, memory, record, blocks, i,
     products_uw, products_uu,
 ):
-    o_guard = tl.load(options + 15 * blocks + i)
+    o_guard = tl.load(settings + 15 * blocks + i)
     first_live = tl.load(record + 7 * blocks + i) > 0
     first_low_dim = tl.load(record + 18 * blocks + i) > 0
     sums_ww = tl.load(record + 0 * blocks + i)
     memory_step = tl.load(memory + 0 * blocks + i)
     traits_inverse_root = tl.load(traits + 2 * blocks + i)
-    o_weight_decay = tl.load(options + 4 * blocks + i)
+    o_weight_decay = tl.load(settings + 4 * blocks + i)
     first_eta_radial = tl.load(record + 20 * blocks + i)
-    o_isotropic_decay = tl.load(options + 5 * blocks + i)
-    o_lr = tl.load(options + 0 * blocks + i)
+    o_isotropic_decay = tl.load(settings + 5 * blocks + i)
+    o_lr = tl.load(settings + 0 * blocks + i)
     first_scale_invariant = tl.load(record + 19 * blocks + i) > 0
-    o_wd_ratio = tl.load(options + 14 * blocks + i)
+    o_wd_ratio = tl.load(settings + 14 * blocks + i)
     memory_initial_norm = tl.load(memory + 5 * blocks + i)
     memory_radial_momentum = tl.load(memory + 1 * blocks + i)
-    o_radial_beta = tl.load(options + 8 * blocks + i)
-    o_low_dim_scale = tl.load(options + 12 * blocks + i)
+    o_radial_beta = tl.load(settings + 8 * blocks + i)
+    o_low_dim_scale = tl.load(settings + 12 * blocks + i)
     guard = o_guard > 0.0
     moves = first_live & (first_low_dim == 0)
     ww = tl.where(moves, sums_ww, 1.0)
@@ -187,19 +187,19 @@ def weights_law(
 
 @triton.jit
 def turn_law(
-    options, traits, memory, record, blocks, i,
+    settings, traits, memory, record, blocks, i,
     sums_ww, sums_gg, sums_mw, sums_mm, active,
 ):
     memory_initial_norm = tl.load(memory + 2 * blocks + i)
     memory_step = tl.load(memory + 0 * blocks + i)
     traits_inverse_root = tl.load(traits + 0 * blocks + i)
-    o_beta2 = tl.load(options + 2 * blocks + i)
+    o_beta2 = tl.load(settings + 2 * blocks + i)
     memory_mean_square = tl.load(memory + 1 * blocks + i)
-    o_beta1 = tl.load(options + 1 * blocks + i)
-    o_eps = tl.load(options + 3 * blocks + i)
-    o_angular_rms = tl.load(options + 4 * blocks + i)
-    o_lr = tl.load(options + 0 * blocks + i)
-    o_max_angle = tl.load(options + 5 * blocks + i)
+    o_beta1 = tl.load(settings + 1 * blocks + i)
+    o_eps = tl.load(settings + 3 * blocks + i)
+    o_angular_rms = tl.load(settings + 4 * blocks + i)
+    o_lr = tl.load(settings + 0 * blocks + i)
+    o_max_angle = tl.load(settings + 5 * blocks + i)
     norm = root(sums_ww)
     initial_norm = tl.where((active & (memory_initial_norm < 0.0)), norm, memory_initial_norm)
     step = memory_step + tl.where(active, 1.0, 0.0)

@@ -25,18 +25,20 @@ from .law import (
     turn_law,
 )
 from .options import users_level
-from .sharding import whole_sum
 
 NUMBERS = TurnMemory._fields
 WATCHED_STEPS = 100  # so many turns at max_angle on end, from the first on, are worth a sentence
 
 
-def begin(state: dict[str, Any], p: Tensor) -> None:
-    """The state of a weight that is about to turn, from nothing or from AdamW's."""
-    scalar, square = scalar_dtype(p.device), state.pop("exp_avg_sq", None)
-    start = {"step": 0.0, "mean_square": 0.0, "initial_norm": UNSET}
-    if square is not None:
-        start["mean_square"] = whole_sum(square.detach()) / max(real_numel(p), 1)
+def begin(state: dict[str, Any], p: Tensor, squares: float | Tensor = 0.0) -> None:
+    """The state of a weight that is about to turn: from nothing, or from AdamW's.
+
+    ``squares`` is the sum of AdamW's second moments, over all ranks.
+    """
+    scalar = scalar_dtype(p.device)
+    state.pop("exp_avg_sq", None)
+    mean = squares / max(real_numel(p), 1)
+    start = {"step": 0.0, "mean_square": mean, "initial_norm": UNSET}
     for key, value in start.items():
         old = torch.as_tensor(state.get(key, value))
         state[key] = local(old).detach().to(p.device, scalar).reshape(())
@@ -79,10 +81,11 @@ class TwoPasses(Bucket):
         grads = self.prepare()
         if grads is None:
             return None
-        self.watch()
         amp = {k: None if x is None else x.to(self.device) for k, x in amp.items()}
         kind = fused_module(self.device).TurnWork if self.backend == "fused" else Work
-        return kind(self, grads, self.options(), **amp)
+        options = self.options()  # checks them, so that what is watched is legal
+        self.watch()
+        return kind(self, grads, options, **amp)
 
     def watch(self) -> None:
         """Say so once where all weights turn at ``max_angle`` from the first step on."""
