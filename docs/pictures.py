@@ -233,7 +233,7 @@ def migrating_run(change: int | None, steps: int = 400) -> list[float]:
     torch.manual_seed(0)
     model, centres = small_network(), 2 * torch.randn(4, 8)
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3, weight_decay=0.1
+        model.parameters(), lr=7e-4, weight_decay=0.1
     )
     losses = []
     for step in range(steps):
