@@ -157,7 +157,7 @@ class AngularAdamW(Blockwise, AdamW):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked."""
-        self.defaults |= self._own_defaults
+        self.defaults |= getattr(self, "_own_defaults", {})  # a copy has them in its defaults
         super().add_param_group(param_group)
 
     # ---- what the base class asks ---------------------------------------------------------
@@ -170,6 +170,9 @@ class AngularAdamW(Blockwise, AdamW):
 
     def _may_turn(self, p: Tensor, group: dict[str, Any]) -> bool:
         return self._rule(p, group) == "scale_invariant" and real_numel(p) > 1
+
+    def _needs_norms(self, group: dict[str, Any]) -> bool:
+        return group["rule"] == "scale_invariant"  # whatever its parameters look like now
 
     def _owns(self, p: Tensor, group: dict[str, Any]) -> bool:
         return self._may_turn(p, group) and not _started_at_zero(self.state.get(p, {}))
@@ -270,13 +273,7 @@ class AngularAdamW(Blockwise, AdamW):
                 )
             if "betas" not in group:
                 raise ValueError("this state_dict is neither AdamW's, Adam's nor AngularAdamW's")
-        result = checkpoint.regrouped(state_dict, self)
-        # what AdamW's groups do not have stays as it is here
-        result["param_groups"] = [
-            {**{k: v for k, v in ours.items() if k not in ("params", "param_names")}, **theirs}
-            for ours, theirs in zip(self.param_groups, result["param_groups"], strict=False)
-        ] if len(result["param_groups"]) == len(self.param_groups) else result["param_groups"]  # fmt: skip
-        return result
+        return checkpoint.regrouped(state_dict, self)
 
     def _check_state(self, state: Mapping[str, Any], p: Tensor, name: str) -> None:
         turned = "mean_square" in state

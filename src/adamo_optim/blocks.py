@@ -16,7 +16,7 @@ from .rounding import round_stochastically
 # Entries that a pass holds copies of at a time: what fits into a CPU's cache, and elsewhere enough
 # that launches do not count. It bounds the memory a step needs beside its state.
 PIECE = {"cpu": 1 << 17}
-LARGE_PIECE = 1 << 22
+LARGE_PIECE = 1 << 21
 
 
 @dataclass

@@ -99,6 +99,10 @@ class Blockwise(Optimizer):
         """Whether a parameter is a block, or somebody else updates it."""
         raise NotImplementedError
 
+    def _needs_norms(self, group: dict[str, Any]) -> bool:
+        """Whether a group asks for what a flattened parameter cannot give."""
+        return True
+
     def _rule(self, p: Tensor, group: dict[str, Any]) -> str:
         raise NotImplementedError
 
@@ -182,10 +186,11 @@ class Blockwise(Optimizer):
         try:
             self._check_differentiable(group)
             for p, name in named(len(self.param_groups) - 1, group):
-                if not is_lazy(p) and self._owns(p, group):
-                    check_parameter(p, name)
-                    if not p.is_meta:
-                        self._backend(p, group, name)
+                if is_lazy(p) or not self._needs_norms(group):
+                    continue
+                check_parameter(p, name)
+                if not p.is_meta and self._owns(p, group):
+                    self._backend(p, group, name)
         except Exception:
             self.param_groups.pop()
             raise
@@ -254,19 +259,15 @@ class Blockwise(Optimizer):
                         self.state[p][name] = value.to(p.device)
 
     def _copies(self) -> dict[int, dict[str, Any]]:
-        """States whose numbers share no memory with those of other parameters, by id.
-
-        ``pickle`` writes all the memory behind a tensor: every number would bring the matrix.
-        """
+        """States whose numbers are those of now and not views of what a next step changes, by id."""
         copies: dict[int, dict[str, Any]] = {}
         for bucket in self._layout.buckets if self._layout else ():
             if bucket.differentiable:
                 continue
-            parts = bucket.memory.detach().T.contiguous().split(bucket.sizes)
-            for member, part in zip(bucket.members, parts, strict=True):
-                columns = part.clone().unbind(1)
-                numbers = columns if member.rows else [x.view(()) for x in columns]
-                keys = bucket.Memory._fields
+            keys, matrix = bucket.Memory._fields, bucket.memory.detach().clone()
+            for member, *numbers in zip(
+                bucket.members, *map(bucket.numbers_by_member, matrix), strict=True
+            ):
                 copies[id(member.state)] = {**member.state, **dict(zip(keys, numbers, strict=True))}
         return copies
 
@@ -338,15 +339,12 @@ class Blockwise(Optimizer):
         """ZeRO-style wrappers put flat partitions in the place of the parameters we were given."""
         known = {key for seen in self._seen for key in seen}
         for p, name, group, _ in self._parameters():
-            if id(p) not in known and not is_lazy(p) and self._owns(p, group):
+            if id(p) not in known and not is_lazy(p) and self._needs_norms(group):
                 check_parameter(p, name)
         for g, (group, seen) in enumerate(zip(self.param_groups, self._seen, strict=False)):
             pairs = list(named(g, group))
-            flat = [
-                id(p) not in known and not is_lazy(p) and p.dim() == 1 and self._owns(p, group)
-                for p, _ in pairs
-            ]
-            if any(seen.values()) and flat and all(flat):
+            flat = [id(p) not in known and not is_lazy(p) and p.dim() == 1 for p, _ in pairs]
+            if any(seen.values()) and flat and all(flat) and self._needs_norms(group):
                 raise RuntimeError(
                     f"{pairs[0][1]} was put in the place of the parameter that the optimizer was "
                     f"built with, and it is flat. {FLAT_PARAMETER_HELP}"

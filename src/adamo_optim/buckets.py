@@ -129,13 +129,18 @@ class Bucket:
         keys = self.Memory._fields
         self.memory = torch.stack([self._stacked(key) for key in keys])
         for key, row in zip(keys, self.memory, strict=True):
-            plain = self.blocks == len(members)
-            views = row.unbind() if plain else row.split(self.sizes)
-            for member, view in zip(members, views, strict=True):
-                member.state[key] = view[0] if member.rows is None and not plain else view
+            for member, view in zip(members, self.numbers_by_member(row), strict=True):
+                member.state[key] = view
         # compared by identity in every step
         self.entries = list(chain.from_iterable(map(dict.values, self.states)))
         self.own = self._own_entries()
+
+    def numbers_by_member(self, row: Tensor) -> Sequence[Tensor]:
+        """A number for each block as views: one for each member, 0-D unless its rows are blocks."""
+        if self.blocks == len(self.members):
+            return row.unbind()
+        parts = zip(self.members, row.split(self.sizes), strict=True)
+        return [part if member.rows else part[0] for member, part in parts]
 
     def _stacked(self, key: str) -> Tensor:
         """One quantity of all members as a vector."""
@@ -250,6 +255,10 @@ class Bucket:
             else:
                 result.append(torch.zeros_like(local(p)) if p.requires_grad else None)
         return result
+
+    def moments_of_stand_ins(self) -> list[tuple[int, Tensor, Tensor]]:
+        """What pass 1 changes of blocks for whose gradient zeros stand in, with a copy of it."""
+        return []
 
     def local_state(self, member: Member) -> dict[str, Any]:
         """A member's state, with this rank's shards of its buffers."""

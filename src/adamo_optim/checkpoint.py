@@ -30,9 +30,14 @@ def checked(state_dict: Mapping[str, Any], optimizer: Blockwise) -> dict[str, An
             raise ValueError("every group of a state_dict is a dictionary with a list 'params'")
     result = optimizer._adapted({**state_dict, "param_groups": [dict(g) for g in groups]})
     _check_sizes(result["param_groups"], optimizer)
+    # what its groups do not have stays as it is here
+    result["param_groups"] = [
+        {**{k: v for k, v in ours.items() if k not in ("params", "param_names")}, **theirs}
+        for ours, theirs in zip(optimizer.param_groups, result["param_groups"], strict=True)
+    ]
     for group in result["param_groups"]:
         try:
-            check_options({**optimizer.defaults, **group})
+            check_options(group)
         except (ValueError, RuntimeError, TypeError) as error:
             raise ValueError(f"this state_dict has an illegal option: {error}") from error
     keys = list(chain.from_iterable(group["params"] for group in result["param_groups"]))

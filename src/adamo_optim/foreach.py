@@ -7,11 +7,12 @@ every foreach call takes one small tensor per piece. The reductions are those of
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .blocks import LARGE_PIECE, Block, Blocks, Piece
+from .blocks import LARGE_PIECE, PIECE, Block, Blocks, Piece
 from .law import ForMoments, ForWeights
 from .loop import reduce, remember
 
@@ -21,13 +22,14 @@ Batch = list[tuple[int, Block, Piece]]  # the block's place in the list, it, and
 
 
 def batches(blocks: Blocks, *names: str) -> Iterator[Batch]:
-    """The pieces of all blocks in lists of at most LARGE_PIECE entries, or of a single one."""
+    """The pieces of all blocks in lists of a bounded number of entries, or of a single one."""
     batch: Batch = []
     entries = 0
     for i, block in enumerate(blocks):
         for piece in block.pieces(*(getattr(block, name) for name in names)):
             count = piece.tensors[0].numel()
-            if batch and entries + count > LARGE_PIECE:
+            limit = 4 * PIECE.get(block.w.device.type, LARGE_PIECE // 4)
+            if batch and entries + count > limit:
                 yield batch
                 batch, entries = [], 0
             batch.append((i, block, piece))
@@ -40,10 +42,10 @@ def moments(blocks: Blocks, first: ForMoments) -> list[Tensor]:
     """Pass 2: m, v and g⁻; ⟨u,w⟩ and ‖u‖² of every block."""
     remember(blocks, first)
     rest = [blocks.pick(x) for x in (1 - first.beta1, 1 - first.beta2)]
-    columns = ForMoments(*map(blocks.pick, first))
+    columns = list(map(blocks.pick, first))
     sums: list[list[Tensor]] = [[] for _ in blocks]
     for batch in batches(blocks, "w", "g", "m", "v"):
-        c = ForMoments(*([p.of(column[i]) for i, _, p in batch] for column in columns))
+        c: Any = ForMoments._make([p.of(column[i]) for i, _, p in batch] for column in columns)
         rest1, rest2 = ([p.of(column[i]) for i, _, p in batch] for column in rest)
         m, v = ([p.tensors[k] for _, _, p in batch] for k in (2, 3))
         w = masked([p.tensors[0] for _, _, p in batch], c.live, m)
@@ -66,7 +68,7 @@ def moments(blocks: Blocks, first: ForMoments) -> list[Tensor]:
     return [blocks.add(block, rows) for block, rows in zip(blocks, sums, strict=True)]
 
 
-def quotients(m: list[Tensor], v: list[Tensor], c: ForMoments) -> list[Tensor]:
+def quotients(m: list[Tensor], v: list[Tensor], c: Any) -> list[Tensor]:
     """u = m̂/(√v̂ + ε)."""
     u = list(torch._foreach_mul(m, c.debias1))
     denominators = torch._foreach_mul(v, c.debias2)
@@ -85,13 +87,14 @@ def masked(tensors: list[Tensor], used: list[Tensor], like: list[Tensor]) -> lis
 def apply(blocks: Blocks, first: ForMoments, second: ForWeights, step: Tensor) -> None:
     """Pass 3: w ← w + (a−1)·w − b·u, with u from m and v once more."""
     unused = (second.guarded_update | ~first.live) & (second.b == 0)  # as in the loop
-    columns = [blocks.pick(x) for x in (*first, second.a1, second.b, unused, step)]
+    columns = [blocks.pick(x) for x in (*first, second.a1, second.b, unused)]
+    steps = blocks.pick(step)
     for batch in batches(blocks, "w", "m", "v"):
-        *coefficients, a1, b, lost, t = (
+        *coefficients, a1, b, lost = (
             [p.of(column[i]) for i, _, p in batch] for column in columns
         )
         m, v = ([p.tensors[k] for _, _, p in batch] for k in (1, 2))
-        u = quotients(m, v, ForMoments(*coefficients))
+        u = quotients(m, v, ForMoments._make(coefficients))
         w = [p.tensors[0].to(x.dtype) for (_, _, p), x in zip(batch, u, strict=True)]
         u = [torch.where(skip, 0, x) for skip, x in zip(lost, u, strict=True)]
         torch._foreach_mul_(u, b)
@@ -100,4 +103,4 @@ def apply(blocks: Blocks, first: ForMoments, second: ForWeights, step: Tensor) -
         torch._foreach_add_(w, shift)
         for (i, block, piece), x in zip(batch, w, strict=True):
             if x is not piece.tensors[0]:  # a copy in float32 of a low-precision weight
-                blocks.write_weight(block, piece, x, columns[-1][i])
+                blocks.write_weight(block, piece, x, steps[i])

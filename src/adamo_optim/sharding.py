@@ -21,11 +21,15 @@ from .dtensor import counted_once, mesh_of
 @torch.no_grad()
 def step(works: list[Any], rows: int) -> None:
     """One step of all buckets of a mesh that holds ``rows`` blocks."""
+    moments = [work.bucket.moments_of_stand_ins() for work in works]
     sums = [work.begin() for work in works]
     # a last column tells whether any rank has a gradient
     sums = [torch.cat([x, present(work)], dim=1) for x, work in zip(sums, works, strict=True)]
     totals = add_up(works, sums, rows)
     active = [total[:, -1] > 0 for total in totals]
+    for those, here in zip(moments, active, strict=True):
+        for i, moment, before in those:  # no rank had a gradient, so nothing has happened
+            moment.copy_(torch.where(here[i], moment, before))
     totals = [total[:, :-1] for total in totals]
     while True:
         zipped = zip(works, totals, active, strict=True)

@@ -36,18 +36,20 @@ class ThreePasses(Bucket):
 
     Options, Traits, Memory, RECORD, BUFFERS = Options, Traits, Memory, RECORD, BUFFERS
 
-    quantities = staticmethod(of_adamo)
+    def quantities(self, record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
+        return of_adamo(record, memory)
 
     def traits_of(self, member: Member) -> Traits:
         p, numbers = member.p, real_numel(member.p) // member.size
-        return Traits(
-            low_dim=member.rule == "low_dim",
-            scale_invariant=member.rule == "scale_invariant",
-            inverse_root=max(numbers, 1) ** -0.5,
-            rounding=rounding_level(p.dtype, self.dtype),
-            smallest_eps=smallest_eps(p),
-            largest_square=largest_square(p),
-        )  # type: ignore[arg-type]  # numbers here
+        values: dict[str, Any] = {
+            "low_dim": member.rule == "low_dim",
+            "scale_invariant": member.rule == "scale_invariant",
+            "inverse_root": max(numbers, 1) ** -0.5,
+            "rounding": rounding_level(p.dtype, self.dtype),
+            "smallest_eps": smallest_eps(p),
+            "largest_square": largest_square(p),
+        }
+        return Traits(**values)
 
     @staticmethod
     def numbers_of(group: Mapping[str, Any]) -> Iterator[float | Tensor]:
@@ -186,6 +188,7 @@ class Work:
             as_before = torch.view_as_complex if member.p.is_complex() else lambda x: x
             member.p.copy_(as_before(block.w))
             member.state["exp_avg"] = as_before(block.m)
+            assert block.v is not None
             member.state["exp_avg_sq"] = as_before(block.v)
             if block.previous is not None:
                 member.state["previous_grad"] = block.previous

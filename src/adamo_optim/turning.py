@@ -87,6 +87,14 @@ class TwoPasses(Bucket):
         self.watch()
         return kind(self, grads, options, **amp)
 
+    def moments_of_stand_ins(self) -> list[tuple[int, Tensor, Tensor]]:
+        result = []
+        for i, member in enumerate(self.members):
+            if self.takes_part[i] and not self.present[i]:
+                moment = local(member.state["exp_avg"])
+                result.append((i, moment, moment.clone()))
+        return result
+
     def watch(self) -> None:
         """Say so once where all weights turn at ``max_angle`` from the first step on."""
         if self.watched < 0:
