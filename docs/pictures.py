@@ -360,11 +360,11 @@ def speed() -> Figure:
     bars = axes.barh(
         [name for name, _ in rows],
         [ratio for _, ratio in rows],
-        color=[ADAMO if name.startswith("AdamO") else ADAMW for name, _ in rows],
+        color=[ADAMW if name.startswith("AdamW") else ADAMO for name, _ in rows],
     )
     axes.bar_label(bars, [f"{ratio:.2f}×" for _, ratio in rows], padding=3)
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 3.1)
+    axes.set_xlim(0, 1.2 * max(ratio for _, ratio in rows))
     facts = bench["about"]
     axes.set_xlabel(f"× AdamW fused, {facts['device'].split()[-1]}   (commit {facts['commit']})")
     axes.set_title("GPU time of one step on GPT-124M shapes")

@@ -212,11 +212,10 @@ def ratio(cell: dict[str, Any]) -> str:
 
 
 def training() -> str:
-    rows = [["network", "speed with AdamO / with AdamW fused", "steps/s with AdamO", "file"]]
-    for name in ("bench-cuda", "bench-cuda-training"):
-        for network, found in load_bench(name)["training"].items():
-            share, speed = found["share_of_adamw_fused"], found["steps_per_second"]
-            rows.append([network, f"{share:.2f}", f"{speed:.0f}", f"`{name}.json`"])
+    rows = [["network", "AngularAdamW", "AdamO", "steps/s under AdamW fused"]]
+    for network, found in load_bench("bench-cuda")["training"].items():
+        shares = [f"{found[name]:.3f}" for name in ("AngularAdamW", "AdamO")]
+        rows.append([network, *shares, f"{found['adamw_fused_steps_per_second']:.0f}"])
     return table(rows)
 
 

@@ -173,7 +173,7 @@ def test_every_network_has_its_rounds_in_every_pass_and_its_groups(
         assert network["optimizers"]["AdamO"]["reference_seconds"] > 0
 
 
-def test_what_turns_needs_convolutions() -> None:
+def test_angular_is_timed_where_something_turns() -> None:
     matrix, kernel = (
         torch.nn.Parameter(torch.ones(5, 4)),
         torch.nn.Parameter(torch.ones(4, 3, 3, 3)),
