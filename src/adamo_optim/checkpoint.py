@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from .dtensor import local
+from .dtensor import is_sharded, local, refuse_shards
 from .options import check_options
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def check_buffers(state: Mapping[str, Any], p: Tensor, name: str, keys: tuple[st
         elif found.shape != p.shape:
             wrong = f"one of shape {tuple(found.shape)}"
         else:
+            if not is_sharded(p):
+                refuse_shards(found)
             continue
         raise ValueError(
             f"{name} of shape {tuple(p.shape)} needs a dense {key} of that shape, and this "
