@@ -1,4 +1,4 @@
-"""PyTorch's scheduler and weight-averaging suites on AdamO: every class of ``lr_scheduler``."""
+"""PyTorch's scheduler and weight-averaging suites: every class of ``lr_scheduler``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,19 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, up
 from torch.testing import assert_close
 
 from adamo_optim import AdamO
-from torch_kit import Regression, assert_same, clones, normed_net, step_schedulers, train_net
+from torch_kit import (
+    ADAMO_ENTRY,
+    ANGULAR_ENTRY,
+    TURNING_ENTRY,
+    Entry,
+    Regression,
+    assert_same,
+    clones,
+    normed_net,
+    over_entries,
+    step_schedulers,
+    train_net,
+)
 
 STEPS = 12
 LR = 0.004
@@ -48,6 +60,7 @@ SCHEDULERS: dict[str, Make] = {
 }
 
 every_scheduler = pytest.mark.parametrize("name", SCHEDULERS)
+both = over_entries([ADAMO_ENTRY, TURNING_ENTRY])  # without a rule the steps are AdamW's own
 
 
 def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -80,15 +93,16 @@ def test_every_scheduler_is_here() -> None:
     assert set(SCHEDULERS) == known | {"SWALR"}
 
 
+@both
 @every_scheduler
-def test_a_schedule_moves_only_what_the_groups_say(name: str) -> None:
+def test_a_schedule_moves_only_what_the_groups_say(entry: Entry, name: str) -> None:
     """Setting the scheduled values by hand gives the same steps, to the last bit."""
     scheduled, by_hand = Regression(), Regression()
     before = scheduled.loss().item()
-    optimizer = AdamO(groups(scheduled), lr=LR)
+    optimizer = entry.make(groups(scheduled), lr=LR)
     history = run(scheduled, optimizer, SCHEDULERS[name](optimizer))
     assert len({str(entry) for entry in history}) > 1  # the schedule did something
-    other = AdamO(groups(by_hand), lr=LR)
+    other = entry.make(groups(by_hand), lr=LR)
     for entry in history:
         by_hand.backward()
         for group, values in zip(other.param_groups, entry, strict=True):
@@ -99,10 +113,22 @@ def test_a_schedule_moves_only_what_the_groups_say(name: str) -> None:
 
 
 @every_scheduler
-def test_a_scheduled_low_dim_run_is_that_of_adamw(name: str) -> None:
-    """The groups' lr and betas over time, and what the steps made of them."""
+def test_a_scheduled_run_without_a_rule_is_that_of_adamw(name: str) -> None:
+    """The groups' lr and betas over time, and what the steps made of them, to the last bit."""
     histories, ends = [], []
-    for kind in (AdamO, torch.optim.AdamW):
+    for make in (ANGULAR_ENTRY.make, torch.optim.AdamW):
+        problem = Regression()
+        optimizer = make(groups(problem), lr=LR, foreach=False)
+        histories.append(run(problem, optimizer, SCHEDULERS[name](optimizer)))
+        ends.append(clones(problem.params))
+    assert histories[0] == histories[1]
+    assert_same(*ends)
+
+
+@every_scheduler
+def test_a_scheduled_low_dim_run_of_adamo_is_that_of_adam(name: str) -> None:
+    histories, ends = [], []
+    for kind in (AdamO, torch.optim.Adam):
         problem = Regression(dtype=torch.float64)
         rule = {"rule": "low_dim"} if kind is AdamO else {}
         optimizer = kind([{**group, **rule} for group in groups(problem)], lr=LR)
@@ -112,12 +138,13 @@ def test_a_scheduled_low_dim_run_is_that_of_adamw(name: str) -> None:
     assert_close(*ends, rtol=1e-10, atol=0)
 
 
+@both
 @every_scheduler
-def test_a_tensor_lr_is_scheduled_in_place(name: str) -> None:
+def test_a_tensor_lr_is_scheduled_in_place(entry: Entry, name: str) -> None:
     ends = []
     for lr in (LR, torch.tensor(LR, dtype=torch.float64)):
         problem = Regression()
-        optimizer = AdamO(problem.params, lr=lr)
+        optimizer = entry.make(problem.params, lr=lr)
         run(problem, optimizer, SCHEDULERS[name](optimizer), steps=6)
         if isinstance(lr, Tensor):
             assert isinstance(optimizer.param_groups[0]["lr"], Tensor)
@@ -125,13 +152,14 @@ def test_a_tensor_lr_is_scheduled_in_place(name: str) -> None:
     assert_close(*ends)
 
 
+@both
 @every_scheduler
-def test_a_run_can_be_stopped_and_continued(name: str) -> None:
+def test_a_run_can_be_stopped_and_continued(entry: Entry, name: str) -> None:
     """Optimizer and scheduler are loaded into new ones, in a program started anew."""
     whole, first = Regression(), Regression()
-    optimizer = AdamO(whole.params, lr=LR)
+    optimizer = entry.make(whole.params, lr=LR)
     run(whole, optimizer, SCHEDULERS[name](optimizer), steps=8)
-    optimizer = AdamO(first.params, lr=LR)
+    optimizer = entry.make(first.params, lr=LR)
     scheduler = SCHEDULERS[name](optimizer)
     run(first, optimizer, scheduler, steps=4)
     saved = deepcopy((optimizer.state_dict(), scheduler.state_dict()))
@@ -140,7 +168,7 @@ def test_a_run_can_be_stopped_and_continued(name: str) -> None:
     with torch.no_grad():
         for p, q in zip(second.params, first.params, strict=True):
             p.copy_(q)
-    optimizer = AdamO(second.params, lr=LR)
+    optimizer = entry.make(second.params, lr=LR)
     scheduler = SCHEDULERS[name](optimizer)
     optimizer.load_state_dict(saved[0])
     scheduler.load_state_dict(saved[1])
@@ -170,14 +198,15 @@ def test_a_scheduler_moves_the_radial_step_through_the_ratio_alone() -> None:
             problem.train(optimizer, 1)
             seen.append(optimizer.diagnostics(synchronize=True)["weight"]["eta_radial"])
             scheduler.step()
-        expected = [0.05] * 3 if absolute else [2 * LR, LR, LR / 2]
+        expected = [0.05] * 3 if absolute else [100 * LR, 50 * LR, 25 * LR]
         assert seen == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_scheduler_notices_the_step_of_a_copied_optimizer() -> None:
+@over_entries()
+def test_a_scheduler_notices_the_step_of_a_copied_optimizer(entry: Entry) -> None:
     """Schedulers wrap ``step``; neither copying nor stepping the copy may call the original."""
     problem = Regression()
-    optimizer = AdamO(problem.params)
+    optimizer = entry.make(problem.params)
     schedulers.StepLR(optimizer, step_size=1)
     problem.train(optimizer, 1)
     copy = deepcopy(optimizer)
@@ -192,9 +221,10 @@ def test_a_scheduler_notices_the_step_of_a_copied_optimizer() -> None:
 # ---- averaged weights -----------------------------------------------------------------------
 
 
-def test_averaged_weights_are_the_mean_of_the_steps() -> None:
+@both
+def test_averaged_weights_are_the_mean_of_the_steps(entry: Entry) -> None:
     net = normed_net()
-    optimizer = AdamO(net.named_parameters())
+    optimizer = entry.make(net.named_parameters())
     average, seen = AveragedModel(net), []
     for _ in range(4):
         train_net(net, optimizer, 1)
@@ -204,9 +234,10 @@ def test_averaged_weights_are_the_mean_of_the_steps() -> None:
     assert_close([p.detach() for p in average.module.parameters()], means)
 
 
-def test_exponential_averages_follow_the_weights() -> None:
+@both
+def test_exponential_averages_follow_the_weights(entry: Entry) -> None:
     net = normed_net()
-    optimizer = AdamO(net.parameters(), lr=0.01)
+    optimizer = entry.make(net.parameters(), lr=0.01)
     average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     expected: list[Tensor] = []
     for _ in range(4):
@@ -218,12 +249,13 @@ def test_exponential_averages_follow_the_weights() -> None:
     assert_close([p.detach() for p in average.module.parameters()], expected)
 
 
-def test_swa_with_its_schedule_and_new_batch_statistics() -> None:
+@both
+def test_swa_with_its_schedule_and_new_batch_statistics(entry: Entry) -> None:
     """The whole recipe: train, average with SWALR, then recompute BatchNorm's statistics."""
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     data, target = torch.randn(64, 6), torch.randn(64, 1)
-    optimizer = AdamO(net.parameters(), lr=0.01)
+    optimizer = entry.make(net.parameters(), lr=0.01)
     average, scheduler = AveragedModel(net), SWALR(optimizer, swa_lr=0.002, anneal_epochs=4)
     first = nn.functional.mse_loss(net(data), target).item()
     for step in range(30):

@@ -1,4 +1,4 @@
-"""PyTorch's optimizer suite on AdamO: complex, large, empty and mixed tensors; the two backends."""
+"""PyTorch's optimizer suite: complex, large, empty and mixed tensors; the backends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from torch.testing import assert_close
 
 from adamo_optim import AdamO
 from torch_kit import (
+    ADAMO_ENTRY,
+    ANGULAR_ENTRY,
     FEW,
     FOREACH,
-    FUSED_ON,
-    OptimizerInput,
+    TURNING_ENTRY,
+    Case,
+    Entry,
     Regression,
     assert_same,
     build,
@@ -23,11 +26,12 @@ from torch_kit import (
     flat,
     gradients,
     over_backends,
+    over_entries,
     over_inputs,
     set_gradients,
 )
 
-eager = over_backends(skip=("differentiable",))
+unfused = over_backends(skip=("differentiable", "fused"))  # torch's fused AdamW is for real numbers
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +58,8 @@ def complex_and_real() -> tuple[list[Tensor], list[Tensor]]:
     return [p.requires_grad_() for p in mixed], [p.requires_grad_() for p in reals]
 
 
-@eager
-def test_complex_parameters_step_like_their_real_views(case: OptimizerInput) -> None:
+@unfused
+def test_complex_parameters_step_like_their_real_views(case: Case) -> None:
     mixed, reals = complex_and_real()
     optimizer = build(mixed, case)
     # the complex shape decides the rule, so the real views have to be told
@@ -94,14 +98,15 @@ def rosenbrock(point: Tensor) -> Tensor:
     return (1 - x) ** 2 + 100 * (y - x**2) ** 2
 
 
-@eager
-def test_a_complex_vector_steps_like_its_real_and_imaginary_parts(case: OptimizerInput) -> None:
+@unfused
+def test_a_complex_vector_steps_like_its_real_and_imaginary_parts(case: Case) -> None:
     """Adam is elementwise, so this holds for blocks of the low-dim rule, whatever the options."""
     start = torch.randn(2, dtype=torch.complex64)
     whole = start.clone().requires_grad_()
     parts = [start.real.clone().requires_grad_(), start.imag.clone().requires_grad_()]
-    optimizer = build([{"params": [whole], "rule": "low_dim"}], case)
-    part_optimizer = build([{"params": parts, "rule": "low_dim"}], case)
+    optimizer, part_optimizer = build([whole], case), build(parts, case)
+    if case.entry.cls is AdamO:
+        optimizer.param_groups[0]["rule"] = part_optimizer.param_groups[0]["rule"] = "low_dim"
     for _ in range(5):
         optimizer.zero_grad()
         part_optimizer.zero_grad()
@@ -116,6 +121,13 @@ def test_a_complex_vector_steps_like_its_real_and_imaginary_parts(case: Optimize
 # ---- foreach against the for-loop -----------------------------------------------------------
 
 
+def foreach_inputs(only: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """The inputs with which foreach=True is legal."""
+    cases = over_inputs(only=only).args[1]
+    legal = [c for c in cases if c.entry.is_legal({**c.kwargs, "foreach": True}, "cpu")]
+    return pytest.mark.parametrize("case", legal, ids=lambda case: case.id)
+
+
 def small_net(dtype: torch.dtype) -> tuple[nn.Sequential, list[Tensor]]:
     """A network, and its parameters with a 0-D and two empty ones appended."""
     torch.manual_seed(1)
@@ -127,7 +139,7 @@ def small_net(dtype: torch.dtype) -> tuple[nn.Sequential, list[Tensor]]:
 
 
 def run_small_net(
-    case: OptimizerInput, dtype: torch.dtype, **flags: Any
+    case: Case, dtype: torch.dtype, **flags: Any
 ) -> Iterator[tuple[list[Tensor], list[dict[str, Any]]]]:
     """Seven steps; the third has no gradients, and a layer is frozen for two of them."""
     net, params = small_net(dtype)
@@ -143,55 +155,57 @@ def run_small_net(
         yield params, [optimizer.state[p] for p in params]
 
 
-def assert_backends_agree(case: OptimizerInput, dtype: torch.dtype, step: torch.dtype) -> None:
+def assert_backends_agree(case: Case, dtype: torch.dtype) -> None:
     runs = (run_small_net(case, dtype, foreach=foreach) for foreach in (False, True))
     for (loop, loop_states), (foreach, foreach_states) in zip(*runs, strict=True):
         assert_close(flat(foreach), flat(loop))
         for ours, theirs in zip(foreach_states, loop_states, strict=True):
             assert {k: x.dtype for k, x in ours.items()} == {k: x.dtype for k, x in theirs.items()}
             assert_close(flat(ours.values()), flat(theirs[key] for key in ours))
-            assert ours["step"].dtype == step
 
 
-@over_inputs()
-def test_foreach_matches_the_for_loop(case: OptimizerInput) -> None:
-    assert_backends_agree(case, torch.float64, torch.float32)
+@foreach_inputs()
+def test_foreach_matches_the_for_loop(case: Case) -> None:
+    assert_backends_agree(case, torch.float64)
 
 
-@over_inputs(only=(*FEW, "bfloat16 previous", "no curvature", "online test"))
+@foreach_inputs(only=FEW)
 @pytest.mark.parametrize("default_dtype", [torch.float64, torch.float16], ids=str, indirect=True)
 def test_foreach_matches_the_for_loop_under_another_default_dtype(
-    case: OptimizerInput, default_dtype: torch.dtype
+    case: Case, default_dtype: torch.dtype
 ) -> None:
-    wanted = torch.float64 if default_dtype == torch.float64 else torch.float32
-    assert_backends_agree(case, torch.float64, wanted)
+    assert_backends_agree(case, torch.float64)
 
 
 @pytest.mark.parametrize("default_dtype", [torch.float64, torch.float16], ids=str, indirect=True)
-@FOREACH
-def test_the_default_dtype_changes_no_step(default_dtype: torch.dtype, foreach: bool) -> None:
+@over_backends(skip=("differentiable",), only=("default",))
+def test_the_default_dtype_changes_no_step(default_dtype: torch.dtype, case: Case) -> None:
     under_default = Regression()
     assert under_default.weight.dtype == torch.float32
-    under_default.train(AdamO(under_default.params, foreach=foreach), 5)
+    under_default.train(build(under_default.params, case), 5)
     torch.set_default_dtype(torch.float32)
     plain = Regression()
-    plain.train(AdamO(plain.params, foreach=foreach), 5)
+    plain.train(build(plain.params, case), 5)
     assert_same(clones(under_default.params), clones(plain.params))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_foreach_matches_the_for_loop_on_large_tensors(dtype: torch.dtype) -> None:
+@over_entries([ADAMO_ENTRY, TURNING_ENTRY])
+def test_the_backends_agree_on_large_tensors(entry: Entry, dtype: torch.dtype) -> None:
+    """They go through them in pieces."""
     ends = []
-    for foreach in (False, True):
+    for flags in ({"foreach": False}, {"foreach": True}, {"fused": True}):
         source = torch.Generator().manual_seed(5)
         params = [torch.randn(700, 900, generator=source), torch.randn(300_001, generator=source)]
         params = [p.to(dtype).requires_grad_() for p in params]
-        optimizer = AdamO(params, foreach=foreach)
+        optimizer = entry.make(params[: 1 if entry.turns else 2], **flags)
         for seed in range(3):
             set_gradients(params, gradients(params, seed))
             optimizer.step()
-        ends.append([*clones(params), *(optimizer.state[p]["exp_avg"] for p in params)])
-    assert_close(*ends)
+        own = optimizer.param_groups[0]["params"]
+        ends.append([*clones(own), *(optimizer.state[p]["exp_avg"] for p in own)])
+    for end in ends[1:]:
+        assert_close(end, ends[0])
 
 
 def mixed_parameters() -> list[Tensor]:
@@ -205,8 +219,8 @@ def mixed_parameters() -> list[Tensor]:
     ]
 
 
-@over_inputs()
-def test_foreach_matches_the_for_loop_with_mixed_dtypes(case: OptimizerInput) -> None:
+@foreach_inputs()
+def test_foreach_matches_the_for_loop_with_mixed_dtypes(case: Case) -> None:
     runs = []
     for foreach in (False, True):
         params = mixed_parameters()
@@ -223,10 +237,11 @@ def test_foreach_matches_the_for_loop_with_mixed_dtypes(case: OptimizerInput) ->
 
 
 @FOREACH
-def test_parameters_of_other_dtypes_change_nothing(foreach: bool) -> None:
+@over_entries()
+def test_parameters_of_other_dtypes_change_nothing(entry: Entry, foreach: bool) -> None:
     together, apart = mixed_parameters(), mixed_parameters()
-    optimizers = [AdamO(together, foreach=foreach)]
-    optimizers += [AdamO([p], foreach=foreach) for p in apart]
+    optimizers = [entry.make(together, foreach=foreach)]
+    optimizers += [entry.make([p], foreach=foreach) for p in apart]
     for seed in range(3):
         grads = gradients(together, seed)
         set_gradients(together, grads)
@@ -236,24 +251,41 @@ def test_parameters_of_other_dtypes_change_nothing(foreach: bool) -> None:
     assert_same(clones(together), clones(apart))
 
 
-@pytest.mark.parametrize("kind", ["for-loop", "foreach", "differentiable"])
+@pytest.mark.parametrize("kind", ["for-loop", "foreach", "differentiable", "fused"])
 def test_the_backend_asked_for_is_the_backend_used(kind: str) -> None:
-    flags = {"foreach": kind == "foreach", "differentiable": kind == "differentiable"}
-    rows = AdamO(Regression().params, **flags).explain()
-    assert [row.backend for row in rows] == [kind, kind]
+    flags = {flag: kind == flag for flag in ("foreach", "differentiable", "fused")}
+    found = [
+        {
+            row.name.split(".")[1]: row.backend
+            for row in make(Regression().params, **flags).explain()
+        }
+        for make in (ADAMO_ENTRY.make, ANGULAR_ENTRY.make, TURNING_ENTRY.make)
+    ]
+    torchs = "torch for-loop" if kind == "differentiable" else f"torch {kind}"
+    ours = kind if kind in ("differentiable", "fused") else "torch calls"
+    assert found == [
+        {"param0": kind, "param1": kind},
+        {"param0": torchs, "param1": torchs},
+        {"param0": ours, "param1": torchs},
+    ]
 
 
 def test_the_default_backend_on_the_cpu() -> None:
     """Never foreach, as in torch: lists of tensors gain nothing there."""
-    expected = "fused" if "cpu" in FUSED_ON else "for-loop"
-    assert {row.backend for row in AdamO(Regression().params).explain()} == {expected}
+    for make, expected in (
+        (ADAMO_ENTRY.make, ["fused", "fused"]),
+        (ANGULAR_ENTRY.make, ["torch fused", "torch fused"]),
+        (TURNING_ENTRY.make, ["fused", "torch fused"]),
+    ):
+        assert [row.backend for row in make(Regression().params).explain()] == expected
 
 
 @FOREACH
-def test_parameters_without_storage_are_left_alone(foreach: bool) -> None:
+@over_entries()
+def test_parameters_without_storage_are_left_alone(entry: Entry, foreach: bool) -> None:
     """A model on the meta device can have an optimizer, which does nothing there."""
     net = nn.Linear(3, 2, device="meta")
-    optimizer = AdamO(net.parameters(), foreach=foreach)
+    optimizer = entry.make(net.parameters(), foreach=foreach)
     for p in net.parameters():
         p.grad = torch.rand_like(p)
     optimizer.step()
