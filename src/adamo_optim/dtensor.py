@@ -64,12 +64,7 @@ def place_like(x: Any, p: Any) -> Tensor:
     taken as the whole, the same on all ranks: a full checkpoint.
     """
     if not is_sharded(p):
-        if is_sharded(x):
-            raise RuntimeError(
-                "optimizer state in the form of DTensors cannot be loaded for ordinary parameters. "
-                "Load it through torch.distributed.checkpoint, or save it with "
-                "StateDictOptions(full_state_dict=True); see docs/troubleshooting.md."
-            )
+        refuse_shards(x)
         return x
     if not is_sharded(x):
         from torch.distributed.tensor import distribute_tensor
@@ -79,6 +74,16 @@ def place_like(x: Any, p: Any) -> Tensor:
     if x.placements == p.placements and x.device_mesh == p.device_mesh:
         return x
     return x.redistribute(p.device_mesh, p.placements)
+
+
+def refuse_shards(x: Any) -> None:
+    """For the state of an ordinary parameter."""
+    if is_sharded(x):
+        raise RuntimeError(
+            "optimizer state in the form of DTensors cannot be loaded for ordinary parameters. "
+            "Load it through torch.distributed.checkpoint, or save it with "
+            "StateDictOptions(full_state_dict=True); see docs/troubleshooting.md."
+        )
 
 
 def lay_out_like(x: Tensor, p: Tensor) -> Tensor:
@@ -145,9 +150,10 @@ def rows_of_shard(p: Tensor) -> tuple[int, int]:
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 != count:
         raise RuntimeError(
-            f"previous_gradient='sampled' needs shards of adjoining rows; the placements "
-            f"{placements_of(p)} of a parameter of shape {tuple(p.shape)} scatter them. "
-            "Use previous_gradient='bfloat16' for it; see docs/troubleshooting.md."
+            f"previous_gradient='sampled' and block='row' need shards of adjoining rows; the "
+            f"placements {placements_of(p)} of a parameter of shape {tuple(p.shape)} scatter them. "
+            "Use previous_gradient='bfloat16' and block='tensor' for it; see "
+            "docs/troubleshooting.md."
         )
     return first, count
 
