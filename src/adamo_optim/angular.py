@@ -20,7 +20,7 @@ from torch.utils._foreach_utils import (
 from . import checkpoint, turning
 from .backends import refuse_differentiable_shards, why_not_fused
 from .blockwise import Blockwise, Layout
-from .dtensor import as_real, is_sharded, local, place_like
+from .dtensor import as_real, is_sharded, local, mesh_of, place_like
 from .geometry import real_numel, scalar_dtype
 from .options import as_pair, check_options, explain_mistakes, users_level
 from .rules import rule_of
@@ -133,14 +133,17 @@ class AngularAdamW(Blockwise, AdamW):
     ) -> None:
         """AdamW by torch's own code."""
         lists: list[list[Tensor]] = [[] for _ in range(6)]
-        has_complex = self._init_group({**group, "params": params, "fused": fused}, *lists)
+        # As Dynamo does with torch's own optimizers: a count on the host would be a constant.
+        capturable = group["capturable"] or torch.compiler.is_compiling()
+        those = {**group, "params": params, "fused": fused, "capturable": capturable}
+        has_complex = self._init_group(those, *lists)
         if fused and group["fused"] is None and not _laid_out_alike(*lists[:4]):
             fused = None  # torch's own default, which takes any layout
         beta1, beta2 = group["betas"]
         adamw(
             *lists,
             foreach=group["foreach"],
-            capturable=group["capturable"],
+            capturable=capturable,
             differentiable=group["differentiable"],
             fused=fused,
             grad_scale=getattr(self, "grad_scale", None),
@@ -311,7 +314,8 @@ def _fuses(group: dict[str, Any], params: list[Tensor]) -> bool | None:
         and type(local(p)) in (Tensor, torch.nn.Parameter)  # fmt: skip
         for p in params
     )
-    return True if params and able else None
+    # torch's fused and foreach forms take no lists of both kinds, or of several meshes
+    return True if params and able and len({mesh_of(p) for p in params}) == 1 else None
 
 
 def _laid_out_alike(*lists: list[Tensor]) -> bool:

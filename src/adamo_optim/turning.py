@@ -41,7 +41,7 @@ def begin(state: dict[str, Any], p: Tensor, squares: float | Tensor = 0.0) -> No
     start = {"step": 0.0, "mean_square": mean, "initial_norm": UNSET}
     for key, value in start.items():
         old = torch.as_tensor(state.get(key, value))
-        state[key] = local(old).detach().to(p.device, scalar).reshape(())
+        state[key] = local(old).to(p.device, scalar).reshape(())
     if "exp_avg" not in state:
         state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
@@ -121,7 +121,8 @@ class TwoPasses(Bucket):
         lr, rms = group["lr"], group["angular_rms"]
         if rms is None or any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (lr, rms)):
             return None
-        return float(lr) / float(rms)
+        lr, rms = (x.item() if isinstance(x, Tensor) else float(x) for x in (lr, rms))
+        return lr / rms
 
 
 class Work:
