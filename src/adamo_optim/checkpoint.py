@@ -16,6 +16,10 @@ from .options import check_options
 if TYPE_CHECKING:
     from .blockwise import Blockwise
 
+KEEP_GROUPS = (
+    "Give the optimizer the groups that the other one was made of: adamo_optim.integrations."
+    'with_rules(groups, model, example_batch), where one group is [{"params": parameters}].'
+)
 # What belongs to the parameters of an optimizer and not to the options of a checkpoint.
 OURS = ("params", "param_names", "rule", "found", "order")
 
@@ -29,15 +33,15 @@ def checked(state_dict: Mapping[str, Any], optimizer: Blockwise) -> dict[str, An
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
             raise ValueError("every group of a state_dict is a dictionary with a list 'params'")
     result = optimizer._adapted({**state_dict, "param_groups": [dict(g) for g in groups]})
+    if sorted_otherwise(result["param_groups"], optimizer.param_groups):
+        result = regrouped(result, optimizer)
     _check_sizes(result["param_groups"], optimizer)
-    # what its groups do not have stays as it is here
-    result["param_groups"] = [
-        {**{k: v for k, v in ours.items() if k not in ("params", "param_names")}, **theirs}
-        for ours, theirs in zip(optimizer.param_groups, result["param_groups"], strict=True)
-    ]
+    pairs = zip(optimizer.param_groups, result["param_groups"], strict=True)
+    result["param_groups"] = [_merged(ours, theirs) for ours, theirs in pairs]
     for group in result["param_groups"]:
         try:
             check_options(group)
+            optimizer._check_differentiable(group)
         except (ValueError, RuntimeError, TypeError) as error:
             raise ValueError(f"this state_dict has an illegal option: {error}") from error
     keys = list(chain.from_iterable(group["params"] for group in result["param_groups"]))
@@ -46,6 +50,17 @@ def checked(state_dict: Mapping[str, Any], optimizer: Blockwise) -> dict[str, An
         if state:
             optimizer._check_state(state, p, name)
     return result
+
+
+def _merged(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """A group with the options of the checkpoint; what it does not have stays as it is here.
+
+    So does a rule that was found or declared here: the model may be another than it was.
+    """
+    kept = {k: v for k, v in ours.items() if k not in ("params", "param_names")}
+    if ours["rule"] != "auto":
+        theirs = {k: v for k, v in theirs.items() if k not in ("rule", "found", "order")}
+    return {**kept, **theirs}
 
 
 def _check_sizes(groups: list[dict[str, Any]], optimizer: Blockwise) -> None:
@@ -98,45 +113,73 @@ def check_numbers(state: Mapping[str, Any], p: Tensor, name: str, keys: tuple[st
 
 
 def regrouped(state_dict: dict[str, Any], optimizer: Blockwise) -> dict[str, Any]:
-    """Another optimizer's state_dict in our groups: matched by name, or by the model's order.
+    """A state_dict in our groups: matched by name, or by the order of the model.
 
     ``param_groups`` sorts parameters by rule and remembers where each stood; AdamW has them in
     groups of its own, mostly one in the order of the model.
     """
     theirs, ours = state_dict["param_groups"], optimizer.param_groups
-    saved = [(key, group) for group in theirs for key in group["params"]]
-    count = sum(len(group["params"]) for group in ours)
-    if len(saved) != count:
-        raise ValueError(
-            f"this state_dict has {len(saved)} parameters, and the optimizer has {count}"
-        )
-    places = _places(theirs, ours)
+    saved = [(key, g) for g, group in enumerate(theirs) for key in group["params"]]
+    by_name = _places_by_name(theirs, ours)
+    places = _places_by_order(len(saved), ours) if by_name is None else by_name
     if places is None:
         return state_dict
-    groups = []
-    for group in ours:
-        those = [saved[places.pop(0)] for _ in group["params"]]
-        options = [{k: v for k, v in old.items() if k not in OURS} for _, old in those]
-        if any(repr(other) != repr(options[0]) for other in options):
-            names = group.get("param_names", ["its parameters"])
+    for i in set(range(len(saved))).difference(places):
+        if state_dict["state"].get(saved[i][0]):
             raise ValueError(
-                f"{names[0]} and others share a group here and had different options in this "
-                "state_dict. Keep your own groups: adamo_optim.integrations.with_rules(groups, "
-                "model, example_batch) splits them by rule."
+                f"this state_dict has {len(saved)} parameters, and the optimizer {len(places)}: "
+                f"number {i} has state, and nobody would go on with it. {KEEP_GROUPS}"
             )
-        kept = {k: v for k, v in group.items() if k in OURS or k not in (options or [{}])[0]}
-        groups.append({**kept, **(options or [{}])[0], "params": [key for key, _ in those]})
+    groups, remaining = [], iter(places)
+    for group in ours:
+        those = [saved[next(remaining)] for _ in group["params"]]
+        sources = [theirs[g] for g in sorted({g for _, g in those})]
+        options = [{k: v for k, v in old.items() if k not in OURS} for old in sources] or [{}]
+        # without names, several groups of theirs say that the order is not the model's
+        alike = len(options) == 1 or by_name is not None
+        if not alike or any(repr(other) != repr(options[0]) for other in options):
+            name = group.get("param_names", ["its first parameter"])[0]
+            raise ValueError(
+                f"{name} and others share a group here and were in different ones in this "
+                f"state_dict. {KEEP_GROUPS}"
+            )
+        kept = {k: v for k, v in group.items() if k in OURS or k not in options[0]}
+        groups.append({**kept, **options[0], "params": [key for key, _ in those]})
     return {**state_dict, "param_groups": groups}
 
 
-def _places(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[int] | None:
-    """Where each of our parameters, in our order, stands in theirs; None: in the same place."""
-    names = [name for group in theirs for name in group.get("param_names", [])]
-    wanted = [name for group in ours for name in group.get("param_names", [])]
-    if names and wanted and sorted(names) == sorted(wanted):
-        index = {name: i for i, name in enumerate(names)}
-        return [index[name] for name in wanted]
+def sorted_otherwise(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> bool:
+    """The same named parameters in other groups, as after a rule has changed."""
+    places = _places_by_name(theirs, ours)
+    sizes = [[len(group["params"]) for group in groups] for groups in (theirs, ours)]
+    return places is not None and (places != sorted(places) or sizes[0] != sizes[1])
+
+
+def _names(groups: list[dict[str, Any]]) -> list[str]:
+    return [name for group in groups for name in group.get("param_names", [])]
+
+
+def _places_by_name(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[int] | None:
+    """Where each of our parameters, in our order, stands in theirs; None: names do not tell."""
+    index = {name: i for i, name in enumerate(_names(theirs))}
+    wanted = _names(ours)
+    complete = len(wanted) == sum(len(group["params"]) for group in ours)
+    complete &= len(index) == sum(len(group["params"]) for group in theirs)
+    known = complete and len(set(wanted)) == len(wanted) and index.keys() >= set(wanted)
+    return [index[name] for name in wanted] if known else None
+
+
+def _places_by_order(count: int, ours: list[dict[str, Any]]) -> list[int] | None:
+    """The same among ``count`` parameters by ``order``, which has gaps where we have none."""
     order = [i for group in ours for i in group.get("order", [])]
-    if sorted(order) == list(range(sum(len(group["params"]) for group in ours))):
-        return order
-    return None
+    if len(set(order)) != sum(len(group["params"]) for group in ours):
+        return None  # groups made by hand: in the same place
+    if count < len(order):
+        raise ValueError(
+            f"this state_dict has {count} parameters, and the optimizer has {len(order)}, frozen "
+            f"ones included. {KEEP_GROUPS}"
+        )
+    if count == len(order):
+        place = {i: rank for rank, i in enumerate(sorted(order))}
+        return [place[i] for i in order]
+    return order if count > max(order, default=-1) else None

@@ -36,7 +36,8 @@ def begin(state: dict[str, Any], p: Tensor, squares: float | Tensor = 0.0) -> No
     ``squares`` is the sum of AdamW's second moments, over all ranks.
     """
     scalar = scalar_dtype(p.device)
-    state.pop("exp_avg_sq", None)
+    for key in ("exp_avg_sq", "max_exp_avg_sq"):
+        state.pop(key, None)
     mean = squares / max(real_numel(p), 1)
     start = {"step": 0.0, "mean_square": mean, "initial_norm": UNSET}
     for key, value in start.items():
