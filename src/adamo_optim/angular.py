@@ -21,7 +21,7 @@ from . import checkpoint, turning
 from .backends import refuse_differentiable_shards, why_not_fused
 from .blockwise import Blockwise, Layout
 from .dtensor import as_real, is_sharded, local, mesh_of, place_like
-from .geometry import real_numel, scalar_dtype
+from .geometry import is_dense, real_numel, scalar_dtype
 from .options import as_pair, check_options, explain_mistakes, users_level
 from .rules import rule_of
 from .sharding import whole_sums
@@ -38,7 +38,7 @@ class AngularAdamW(Blockwise, AdamW):
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
         s \leftarrow \beta_2 s + (1 - \beta_2) \|g\|^2/n, \qquad
         u = \hat m / (\sqrt{\hat s} + \epsilon) \\
-        \varphi &= \min(lr/r,\ max\_angle) \cdot \|u^\theta\|/\sqrt n, \qquad
+        \varphi &= \min(lr/r,\ max\_angle) \cdot \|u^\theta\|/\sqrt{n}, \qquad
         u^\theta = u - (\langle u, w\rangle/\|w\|^2)\, w \\
         w &\leftarrow \rho_0 (\cos\varphi \cdot w/\|w\| - \sin\varphi \cdot u^\theta/\|u^\theta\|)
 
@@ -137,7 +137,7 @@ class AngularAdamW(Blockwise, AdamW):
         capturable = group["capturable"] or torch.compiler.is_compiling()
         those = {**group, "params": params, "fused": fused, "capturable": capturable}
         has_complex = self._init_group(those, *lists)
-        if fused and group["fused"] is None and not _laid_out_alike(*lists[:4]):
+        if fused and group["fused"] is None and not _laid_out_alike(*lists[:2]):
             fused = None  # torch's own default, which takes any layout
         beta1, beta2 = group["betas"]
         adamw(
@@ -272,7 +272,8 @@ class AngularAdamW(Blockwise, AdamW):
                 raise ValueError(
                     f"this state_dict is torch.optim.Adam's with weight_decay="
                     f"{group['weight_decay']}, an L2 term in the gradient, which AngularAdamW does "
-                    "not have: set weight_decay in its groups to what you want as AdamW's"
+                    "not have: set weight_decay in its groups to 0, load it, and then set what you "
+                    "want as AdamW's"
                 )
             if "betas" not in group:
                 raise ValueError("this state_dict is neither AdamW's, Adam's nor AngularAdamW's")
@@ -295,6 +296,10 @@ class AngularLayout(Layout):
         for group in optimizer.param_groups:
             params = [p for p in group["params"] if id(p) not in turning_ids]
             fused = _fuses(group, params)
+            if fused and group["fused"] is None:
+                moments = [optimizer.state.get(p, {}).get("exp_avg", p) for p in params]
+                alike = all(map(is_dense, map(local, params)))
+                fused = True if alike and _laid_out_alike(params, moments) else None
             for p in params:
                 step = optimizer.state.get(p, {}).get("step")
                 if fused and isinstance(step, Tensor) and step.device != p.device:
@@ -318,13 +323,13 @@ def _fuses(group: dict[str, Any], params: list[Tensor]) -> bool | None:
     return True if params and able and len({mesh_of(p) for p in params}) == 1 else None
 
 
-def _laid_out_alike(*lists: list[Tensor]) -> bool:
-    """Whether parameters, gradients and moments have the same strides.
+def _laid_out_alike(params: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether they have the same strides.
 
     torch's fused kernels go over memory without looking: on CUDA they raise, on a CPU they are
-    wrong in silence. A parameter that is not dense differs from its moments, which are.
+    wrong in silence.
     """
-    return all(len({x.stride() for x in tensors}) == 1 for tensors in zip(*lists, strict=True))
+    return list(map(Tensor.stride, params)) == list(map(Tensor.stride, others))
 
 
 def _started_at_zero(state: Mapping[str, Any]) -> bool:
