@@ -1,18 +1,22 @@
-"""Limits in which AdamO is something known, and what its geometry promises."""
+"""Limits in which the optimizers are something known, and what their geometry promises."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from adamo_optim import AdamO
+from adamo_optim import AdamO, AngularAdamW
+from adamo_optim.reference import algorithm1
 
-BACKENDS = [False, True]
-RADIAL = pytest.mark.parametrize("radial", ["adam", "sgd"])
+FOREACH = pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
+BACKENDS: list[dict[str, bool]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
+EVERY_BACKEND = pytest.mark.parametrize("backend", BACKENDS, ids=["for-loop", "foreach", "fused"])
 
 
 def blocks(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
@@ -26,185 +30,86 @@ def give_gradients(params: list[nn.Parameter], step: int) -> None:
         p.grad = torch.randn(p.shape, generator=source, dtype=p.dtype)
 
 
-@pytest.mark.parametrize("foreach", BACKENDS)
-@pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize(
-    ("cls", "options"), [(torch.optim.AdamW, {}), (torch.optim.Adam, {"low_dim_decay": 0.0})]
-)
-def test_all_low_dim_is_adamw_or_adam(
-    cls: type[torch.optim.Optimizer],
-    options: dict[str, float],
-    dtype: torch.dtype,
-    maximize: bool,
-    foreach: bool,
-) -> None:
-    ours = blocks((6, 5), (7,), (3, 2, 2), dtype=dtype)
-    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    common: dict[str, Any] = {"lr": 3e-3, "maximize": maximize}
-    adam = cls(theirs, **common)  # type: ignore[arg-type]
-    adamo = AdamO([{"params": ours, "rule": "low_dim"}], foreach=foreach, **common, **options)
-    for step in range(100):
-        give_gradients(ours, step)
-        give_gradients(theirs, step)
-        adam.step()
-        adamo.step()
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
 def trained(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], steps: int) -> None:
     for step in range(steps):
         give_gradients(params, step)
         optimizer.step()
 
 
-ADAMW_AS_ADAMO = {"radial": "adam", "radial_lr_ratio": 1.0, "curvature_target": None}
+def relative(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.detach() - expected.detach()).norm() / expected.detach().norm())
 
 
-@pytest.mark.parametrize("foreach", BACKENDS)
-@pytest.mark.parametrize("maximize", [False, True])
-def test_adams_radial_part_at_ratio_one_is_adamw(maximize: bool, foreach: bool) -> None:
-    ours = blocks((6, 5), (4, 3, 2))
-    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    options = {"lr": 3e-3, "weight_decay": 0.2, "maximize": maximize}
-    trained(AdamO(ours, foreach=foreach, **ADAMW_AS_ADAMO, **options), ours, 100)
-    trained(torch.optim.AdamW(theirs, **options), theirs, 100)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+# ---- AdamO is the paper ------------------------------------------------------------------------
 
 
-def test_the_ratio_scales_adams_radial_part_and_leaves_the_rest() -> None:
-    steps = []
-    for ratio in (0.0, 1.0, 3.0):
-        (p,) = blocks((6, 5))
-        start = p.detach().clone()
-        give_gradients([p], 0)
-        AdamO([p], weight_decay=0.0, **{**ADAMW_AS_ADAMO, "radial_lr_ratio": ratio}).step()
-        change = p.detach() - start
-        along = (change * start).sum() / start.square().sum()
-        steps.append((float(along), change - along * start))
-    assert steps[0][0] == pytest.approx(0, abs=1e-15)
-    assert abs(steps[1][0]) > 1e-5
-    assert steps[2][0] == pytest.approx(3 * steps[1][0], rel=1e-9)
-    for _, across in steps[1:]:
-        torch.testing.assert_close(across, steps[0][1], rtol=1e-9, atol=1e-15)
-
-
-def test_one_angle_for_blocks_of_any_size() -> None:
-    params = blocks((6, 5), (40, 30), (3, 200))
-    with torch.no_grad():
-        params[1].mul_(20)
-        params[2].mul_(0.01)
-    options = {"lr": 1e-3, "angular_rms": 0.1, "tangential": "angular", **without_radial()}
-    optimizer = AdamO(params, **options)
-    give_gradients(params, 0)
-    optimizer.step()  # the first quotient of Adam is ±1 everywhere
-    angles = [row["angle"] for row in optimizer.diagnostics(synchronize=True).values()]
-    assert angles == pytest.approx([0.01] * 3, rel=0.05)
-
-
-def test_auto_turns_scale_invariant_blocks_and_adds_to_the_others() -> None:
-    ends: dict[str, list[nn.Parameter]] = {}
-    for tangential in ("additive", "angular", "auto"):
-        a, b = ends[tangential] = blocks((6, 5), (6, 5))
-        with torch.no_grad():
-            b.copy_(a)
-        groups = [
-            {"params": [a], "rule": "scale_invariant"},
-            {"params": [b], "rule": "general"},
-        ]
-        trained(AdamO(groups, lr=0.1, weight_decay=0.0, tangential=tangential), [a, b], 5)
-    assert torch.equal(ends["auto"][0], ends["angular"][0])
-    assert torch.equal(ends["auto"][1], ends["additive"][1])
-    assert not torch.equal(ends["additive"][0], ends["angular"][0])
-
-
-@RADIAL
-@pytest.mark.parametrize(("moment", "alike"), [("block", True), ("entry", False)])
-def test_one_second_moment_knows_no_axes(moment: str, alike: bool, radial: str) -> None:
-    """Turning the space of a weight turns all its steps, as with SGD and not with Adam."""
-    source = torch.Generator().manual_seed(2)
-    turn = torch.linalg.qr(torch.randn(30, 30, generator=source, dtype=torch.float64)).Q
-    (a,) = blocks((6, 5))
-    b = nn.Parameter((turn @ a.detach().flatten()).view(6, 5))
-    optimizer = AdamO([a, b], lr=0.1, weight_decay=0.0, radial=radial, second_moment=moment)
-    for step in range(10):
-        give_gradients([a], step)
-        b.grad = (turn @ a.grad.flatten()).view(6, 5)
-        optimizer.step()
-    difference = float((turn @ a.detach().flatten() - b.detach().flatten()).norm())
-    assert (difference < 1e-12) is alike
-
-
-def test_one_second_moment_moves_along_the_averaged_gradient() -> None:
-    (p,) = blocks((6, 5))
-    optimizer = AdamO([p], lr=0.1, second_moment="block")
-    trained(optimizer, [p], 5)
-    before = p.detach().clone()
-    give_gradients([p], 5)
-    optimizer.step()
-    basis = torch.stack([before.flatten(), optimizer.state[p]["exp_avg"].flatten()], dim=1)
-    change = (p.detach() - before).flatten()
-    q = torch.linalg.qr(basis).Q
-    assert float((change - q @ (q.T @ change)).norm()) < 1e-12 * float(change.norm())
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [{"second_moment": "block"}, {"second_moment": "auto", "rule": "scale_invariant"}],
-    ids=["block", "auto"],
-)
-@pytest.mark.parametrize("backend", [{"foreach": False}, {"foreach": True}, {}], ids=str)
-def test_one_second_moment_survives_entries_whose_square_is_too_large(
-    backend: dict[str, Any], asked: dict[str, str]
+@EVERY_BACKEND
+@pytest.mark.parametrize("rule", ["general", "scale_invariant", "low_dim"])
+def test_without_the_guard_and_with_a_number_adamo_is_algorithm_1(
+    rule: str, backend: dict[str, bool]
 ) -> None:
-    """v overflows in float32, and its mean, a float64, does not."""
-    (p,) = blocks((6, 5), dtype=torch.float32)
-    optimizer = AdamO([{"params": [p], **asked}], guard=False, **backend)
-    for step in range(3):
+    """By default, with no other argument: η_ρ = 100·η_θ and λ = 10⁻³."""
+    (p,) = blocks((6, 5))
+    optimizer = AdamO([{"params": [p], "rule": rule}], guard=False, curvature_target=2.0, **backend)
+    w, state = p.detach().clone(), {}
+    options = {"lr": 1e-3, "radial_lr": 0.1, "weight_decay": 1e-3, "curvature_target": 2.0}
+    flags = {"low_dim": rule == "low_dim", "scale_invariant": rule == "scale_invariant"}
+    for step in range(120):
         give_gradients([p], step)
-        p.grad[0, 0] = 1e25
-        before = p.detach().clone()
+        w = algorithm1(w, p.grad, state, **options, **flags)
         optimizer.step()
-        assert bool(p.isfinite().all())
-        assert not torch.equal(p, before)
-    assert bool(optimizer.state[p]["exp_avg_sq"].isinf().any())
+    assert relative(p, w) < 1e-10
+    kept = optimizer.state[p]
+    assert relative(kept["exp_avg"], state["m_tangential"]) < 1e-10
+    assert relative(kept["exp_avg_sq"], state["v_tangential"]) < 1e-10
 
 
-@pytest.mark.parametrize("foreach", BACKENDS)
+@EVERY_BACKEND
+def test_the_paper_s_settings_are_algorithm_1_s_own_defaults(backend: dict[str, bool]) -> None:
+    (p,) = blocks((6, 5))
+    optimizer = AdamO.paper([p], **backend)
+    w, state = p.detach().clone(), {}
+    for step in range(120):
+        give_gradients([p], step)
+        w = algorithm1(w, p.grad, state)
+        optimizer.step()
+    assert relative(p, w) < 1e-10
+
+
+@EVERY_BACKEND
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_all_low_dim_is_adam(dtype: torch.dtype, maximize: bool, backend: dict[str, bool]) -> None:
+    ours = blocks((6, 5), (7,), (3, 2, 2), dtype=dtype)
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    common: dict[str, Any] = {"lr": 3e-3, "maximize": maximize}
+    groups = [{"params": ours, "rule": "low_dim"}]
+    trained(AdamO(groups, weight_decay=7.0, **backend, **common), ours, 100)  # which takes no part
+    trained(torch.optim.Adam(theirs, **common), theirs, 100)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@FOREACH
 def test_low_dim_scale_shrinks_the_step(foreach: bool) -> None:
     (a,), (b,) = blocks((8,)), blocks((8,))
     start = a.detach().clone()
     for p, alpha in ((a, 1.0), (b, 0.25)):
         give_gradients([p], 0)
-        AdamO([p], low_dim_scale=alpha, low_dim_decay=0.0, foreach=foreach).step()
+        AdamO([p], low_dim_scale=alpha, foreach=foreach).step()
     torch.testing.assert_close((b - start) * 4, a - start)
-
-
-@pytest.mark.parametrize("foreach", BACKENDS)
-def test_with_decay_low_dimensional_parameters_follow_adamw(foreach: bool) -> None:
-    """Those that start at zero, too."""
-    ours, theirs = ([*blocks((8,), (3,)), nn.Parameter(torch.zeros(5))] for _ in range(2))
-    adamo = AdamO(ours, lr=0.01, low_dim_decay=0.4, weight_decay=7.0, foreach=foreach)
-    adamw = torch.optim.AdamW(theirs, lr=0.01, weight_decay=0.4)
-    for step in range(5):
-        for parameters, optimizer in ((ours, adamo), (theirs, adamw)):
-            give_gradients(parameters, step)
-            optimizer.step()
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def without_radial(**options: Any) -> dict[str, Any]:
     return {"weight_decay": 0.0, "radial_lr": 0.0, "curvature_target": None, **options}
 
 
-@RADIAL
-@pytest.mark.parametrize("foreach", BACKENDS)
-def test_tangential_step_is_orthogonal_to_the_weight(foreach: bool, radial: str) -> None:
+@FOREACH
+def test_the_tangential_step_is_orthogonal_to_the_weight(foreach: bool) -> None:
+    """So the norm grows by the second order of the step: Pythagoras."""
     (p,) = blocks((9, 4))
-    optimizer = AdamO([p], lr=0.1, foreach=foreach, **without_radial(radial=radial))
+    optimizer = AdamO([p], lr=0.1, foreach=foreach, **without_radial())
     for step in range(20):
         before = p.detach().clone()
         give_gradients([p], step)
@@ -212,188 +117,56 @@ def test_tangential_step_is_orthogonal_to_the_weight(foreach: bool, radial: str)
         change = p.detach() - before
         assert float(change.norm()) > 0.01
         assert abs(float((change * before).sum())) < 1e-12 * float(change.norm() * before.norm())
-
-
-@RADIAL
-def test_additive_norm_grows_by_the_second_order_of_the_tangential_step(radial: str) -> None:
-    (p,) = blocks((9, 4))
-    optimizer = AdamO([p], lr=0.1, **without_radial(radial=radial))
-    for step in range(10):
-        before = p.detach().clone()
-        give_gradients([p], step)
-        optimizer.step()
-        change = p.detach() - before
-        expected = (before.norm() ** 2 + change.norm() ** 2).sqrt()  # Pythagoras
+        expected = (before.norm() ** 2 + change.norm() ** 2).sqrt()
         assert float(p.detach().norm()) == pytest.approx(float(expected), rel=1e-13)
 
 
-@RADIAL
-@pytest.mark.parametrize("foreach", BACKENDS)
-def test_angular_norm_moves_through_the_radial_part_alone(foreach: bool, radial: str) -> None:
+def test_the_radial_step_is_sgd_with_momentum_on_the_norm() -> None:
+    """Without curvature, decay and tangential step ‖w‖ moves by η_ρ·m̂^ρ; its direction stays."""
     (p,) = blocks((9, 4))
-    options = without_radial(radial=radial, tangential="angular")
-    optimizer = AdamO([p], lr=0.1, foreach=foreach, **options)
-    start = float(p.detach().norm())
-    for step in range(50):
+    start = p.detach().clone()
+    options = {"lr": 0.0, "radial_lr": 0.02, "weight_decay": 0.0, "radial_beta": 0.8}
+    optimizer = AdamO([p], curvature_target=None, guard=False, **options)
+    size, momentum = float(start.norm()), 0.0
+    for step in range(20):
         give_gradients([p], step)
+        along = float((p.grad * start).sum() / start.norm())
+        momentum = 0.8 * momentum + 0.2 * along
+        size -= 0.02 * momentum / (1 - 0.8 ** (step + 1))
         optimizer.step()
-    assert float(p.detach().norm()) == pytest.approx(start, rel=1e-12)
-
-    optimizer.param_groups[0].update(weight_decay=0.1, decay_lr="tangential")
-    give_gradients([p], 99)
-    optimizer.step()
-    assert float(p.detach().norm()) == pytest.approx(0.99 * start, rel=1e-12)
+        torch.testing.assert_close(p.detach(), start * (size / start.norm()), rtol=1e-11, atol=0)
 
 
-@RADIAL
-@pytest.mark.parametrize(("tangential", "kept"), [("auto", True), ("additive", False)])
-def test_a_turning_weight_that_is_scale_invariant_keeps_its_norm(
-    tangential: str, kept: bool, radial: str
-) -> None:
-    """Whatever the decay: it would change nothing but the size of the gradient."""
+def test_a_scale_invariant_weight_takes_no_radial_step() -> None:
     (p,) = blocks((9, 4))
-    options = {"weight_decay": 1.0, "radial_lr": 1e-3, "tangential": tangential}
+    start = p.detach().clone()
     groups = [{"params": [p], "rule": "scale_invariant"}]
-    start = float(p.detach().norm())
-    trained(AdamO(groups, lr=1e-3, radial=radial, **options), [p], 50)
-    assert (float(p.detach().norm()) == pytest.approx(start, rel=1e-12)) is kept
+    optimizer = AdamO(groups, lr=0.0, radial_lr=0.5, weight_decay=1e-3, curvature_target=None)
+    trained(optimizer, [p], 10)
+    torch.testing.assert_close(p.detach(), start * (1 - 5e-4) ** 10, rtol=1e-12, atol=0)
 
 
-@RADIAL
-def test_a_weight_that_keeps_its_norm_has_no_use_for_curvature(radial: str) -> None:
-    """η_ρ,t sets nothing there, so it is not computed, and the previous gradient is not kept."""
+def test_the_online_test_makes_every_weight_scale_invariant_at_a_large_delta() -> None:
     ends = []
-    for target in (3.0, "auto", None):
+    for options in ({"delta": 1e6}, {"rule": "scale_invariant"}):
         (p,) = blocks((9, 4))
-        groups = [{"params": [p], "rule": "scale_invariant"}]
-        optimizer = AdamO(groups, radial=radial, curvature_target=target)
-        trained(optimizer, [p], 20)
-        assert "previous_grad" not in optimizer.state[p]
-        seen = optimizer.diagnostics(synchronize=True)["group0.param0"]
-        assert seen["eta_radial"] == pytest.approx(2e-3)
-        assert math.isnan(seen["tau"])
-        ends.append(p)
-    assert torch.equal(ends[0], ends[1])
-    assert torch.equal(ends[0], ends[2])
-
-
-def test_curvature_begins_anew_when_a_weight_no_longer_keeps_its_norm() -> None:
-    (p,) = blocks((9, 4))
-    optimizer = AdamO([{"params": [p], "rule": "scale_invariant"}], tangential="additive")
-    state, (group,) = optimizer.state[p], optimizer.param_groups
-    for tangential, kept in (("additive", True), ("auto", False), ("angular", False)):
-        group["tangential"] = tangential
-        trained(optimizer, [p], 3)
-        assert ("previous_grad" in state) is kept
-        assert (float(state["tau"]) > 0) is kept
-    group["tangential"] = "additive"
-    trained(optimizer, [p], 3)
-    assert torch.equal(state["previous_grad"], p.grad)
-    assert int(state["curvature_step"]) == 3
-
-
-def test_a_weight_that_passes_the_online_test_does_not_turn() -> None:
-    """Chance lets ordinary weights pass now and then, and their step must not change its size."""
-    ends = []
-    for tangential in ("auto", "additive"):
-        (p,) = blocks((9, 4))
-        optimizer = AdamO([p], delta=1e6, tangential=tangential, second_moment="auto")
-        trained(optimizer, [p], 5)
-        assert optimizer.diagnostics(synchronize=True)["group0.param0"]["scale_invariant"]
+        trained(AdamO([{"params": [p], "wd_ratio": 0.5, **options}]), [p], 20)
         ends.append(p)
     assert torch.equal(*ends)
 
 
-@pytest.mark.parametrize(("tangential", "same"), [("angular", True), ("additive", False)])
-def test_the_turn_of_an_angular_step_does_not_depend_on_the_norm(
-    tangential: str, same: bool
-) -> None:
-    angles = []
-    for size in (1.0, 7.0):
-        (p,) = blocks((9, 4))
-        options = without_radial(tangential=tangential, angular_rms=None)
-        optimizer = AdamO([p], lr=0.1, **options)
-        give_gradients([p], 0)
-        optimizer.step()  # records ‖w₀‖
-        with torch.no_grad():
-            p.mul_(size)
-        before = p.detach().clone()
-        give_gradients([p], 1)
-        optimizer.step()
-        cosine = (p.detach() * before).sum() / (p.detach().norm() * before.norm())
-        angles.append(float(torch.arccos(cosine)))
-    assert (angles[0] == pytest.approx(angles[1], rel=1e-6)) is same
-
-
-def test_equilibrium_is_where_adamw_comes_to_rest() -> None:
-    """In noise on a scale-invariant weight AdamW ends up with entries of √(lr/2wd), and turns by
-    √(2·lr·wd·(1−β₁)/(1+β₁)) a step (Kosson, Messmer, Jaggi, 2023); with
-    angular_rms="equilibrium" AdamO does so from the start, whatever the norm."""
-
-    def angles(optimizer: torch.optim.Optimizer, p: nn.Parameter, steps: range) -> float:
-        source, turned = torch.Generator().manual_seed(2), []
-        for step in range(steps.stop):
-            old = p.detach().clone()
-            g = torch.randn(p.shape, generator=source, dtype=p.dtype) / old.norm()
-            p.grad = g - (g * old).sum() / old.square().sum() * old
-            optimizer.step()
-            cosine = (old * p.detach()).sum() / (old.norm() * p.detach().norm())
-            turned.append(float(cosine.clamp(max=1).acos()) if step in steps else 0.0)
-        return sum(turned) / len(steps)
-
-    for lr, decay in ((7e-3, 0.5), (1e-2, 0.45)):
-        (theirs,) = blocks((40, 30))
-        adamw = torch.optim.AdamW([theirs], lr=lr, weight_decay=decay)
-        expected = (2 * lr * decay * 0.1 / 1.9) ** 0.5
-        assert angles(adamw, theirs, range(1500, 2000)) == pytest.approx(expected, rel=0.05)
-        for scale in (0.1, 10.0):
-            (ours,) = blocks((40, 30))
-            with torch.no_grad():
-                ours.mul_(scale)
-            group = {"params": [ours], "rule": "scale_invariant", "weight_decay": decay / 2}
-            adamo = AdamO([group], lr=lr, angular_rms="equilibrium")  # radial_lr_ratio is 2
-            assert angles(adamo, ours, range(50, 400)) == pytest.approx(expected, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("options", "rates"),
-    [
-        ({}, (1e-2, 1e-2)),
-        # w₀ is 5 times larger, and so is the length that turns it by the same angle
-        ({"tangential": "angular", "angular_rms": None}, (1e-2, 5e-2)),
-    ],
-    ids=["defaults", "angle relative to the first weight"],
-)
-def test_rescaling_a_scale_invariant_weight_changes_nothing_in_function_space(
-    options: dict[str, Any], rates: tuple[float, float]
-) -> None:
-    """With the angular step, two copies of a network that differ by the scale of a weight in front
-    of BatchNorm stay the same function, step after step."""
-    torch.manual_seed(0)
-    networks = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        first, norm = nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8, eps=1e-200)
-        networks.append(nn.Sequential(first, norm, nn.Linear(8, 2)).double())
-    with torch.no_grad():
-        networks[1][0].weight.mul_(5.0)
-    optimizers = []
-    for net, lr in zip(networks, rates, strict=True):
-        groups = [
-            {"params": [net[0].weight], "rule": "scale_invariant", "lr": lr, "radial_lr": 0.1},
-            {"params": [*net[1].parameters(), *net[2].parameters()], "lr": 1e-2},
-        ]
-        optimizers.append(AdamO(groups, eps=0.0, weight_decay=1e-3, **options))
-    for _ in range(30):
-        x, y = torch.randn(32, 6, dtype=torch.float64), torch.randn(32, 2, dtype=torch.float64)
-        losses = []
-        for net, optimizer in zip(networks, optimizers, strict=True):
-            optimizer.zero_grad()
-            loss = (net(x) - y).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+def test_a_row_is_a_block_of_its_own() -> None:
+    """``block="row"`` of a matrix is ``block="tensor"`` of its rows."""
+    (p,) = blocks((4, 7))
+    rows = [nn.Parameter(row.detach().clone().view(1, 7)) for row in p]
+    together, apart = AdamO([p], block="row"), AdamO(rows)
+    for step in range(30):
+        give_gradients([p], step)
+        for row, g in zip(rows, p.grad, strict=True):
+            row.grad = g.view(1, 7).clone()
+        together.step()
+        apart.step()
+    torch.testing.assert_close(p.detach(), torch.cat(rows).detach(), rtol=1e-11, atol=1e-12)
 
 
 def test_auto_curvature_is_scale_free() -> None:
@@ -423,3 +196,296 @@ def test_isotropic_decay_uses_the_tangential_step_size(decay_lr: str, step: floa
     options = {"lr": 0.01, "radial_lr": 0.5, "weight_decay": 0.1, "curvature_target": None}
     AdamO([p], decay_lr=decay_lr, **options).step()
     assert float(p.detach().norm()) == pytest.approx(start * (1 - step * 0.1), rel=1e-12)
+
+
+# ---- AngularAdamW is AdamW where nothing turns -------------------------------------------------
+
+
+class Attention(nn.Module):
+    """A block of a GPT without QK-norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.middle = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.before(x)).unsqueeze(1).chunk(3, dim=-1)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1))
+        return x + self.down(F.gelu(self.up(self.middle(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, words: int = 17, width: int = 12) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(8, width)
+        self.blocks = nn.Sequential(Attention(width), Attention(width))
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        return self.head(self.blocks(x))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 5)
+    )
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    source = torch.Generator().manual_seed(step)
+    if isinstance(model, nn.Sequential):
+        target = torch.randint(0, 5, (4,), generator=source)
+        return F.cross_entropy(model(torch.randn(4, 8, generator=source)), target)
+    tokens = torch.randint(0, 17, (2, 9), generator=source)
+    if isinstance(model, nn.Embedding):
+        return model(tokens).square().mean() - model(tokens[:, ::2]).sum()
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+MODELS = {"MLP": mlp, "GPT": GPT, "embedding": lambda: nn.Embedding(17, 6)}
+
+
+@EVERY_BACKEND
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_where_nothing_turns_200_steps_are_adamw_s_bit_for_bit(
+    make: Any, backend: dict[str, bool]
+) -> None:
+    ends = []
+    for cls in (AngularAdamW, torch.optim.AdamW):
+        torch.manual_seed(0)
+        model = make()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "no group says")
+            optimizer = cls(model.parameters(), lr=3e-3, weight_decay=0.1, **backend)
+        for step in range(200):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        ends.append([p.detach() for p in model.parameters()])
+    assert all(map(torch.equal, *ends))
+
+
+@EVERY_BACKEND
+@pytest.mark.parametrize("start", ["zero", "one entry"])
+def test_what_has_no_direction_follows_adamw_though_it_is_declared(
+    start: str, backend: dict[str, bool]
+) -> None:
+    shape = (5, 4) if start == "zero" else (1, 1)
+    ours, theirs = (nn.Parameter(torch.full(shape, 0.0 if start == "zero" else 0.5)) for _ in "ab")
+    angular = AngularAdamW([{"params": [ours], "rule": "scale_invariant"}], lr=1e-2, **backend)
+    adamw = torch.optim.AdamW([theirs], lr=1e-2, **backend)
+    assert "AdamW" in angular.explain()[0].reason or "norm is 0" in angular.explain()[0].reason
+    for step in range(30):
+        give_gradients([ours], step)
+        theirs.grad = ours.grad.clone()
+        angular.step()
+        adamw.step()
+    assert torch.equal(ours, theirs)
+    assert angular.explain()[0].rule == "general"
+
+
+# ---- weights that turn -------------------------------------------------------------------------
+
+
+def turning(p: nn.Parameter, **options: Any) -> AngularAdamW:
+    return AngularAdamW([{"params": [p], "rule": "scale_invariant"}], **options)
+
+
+def angle(p: Tensor, q: Tensor) -> float:
+    a, b = (x.detach().double().flatten() for x in (p, q))
+    return 2 * math.atan2(
+        float((a / a.norm() - b / b.norm()).norm()), float((a / a.norm() + b / b.norm()).norm())
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "steps"),
+    [({"foreach": False}, 2_000), ({"fused": True}, 100_000)],
+    ids=["2000-for-loop", "100000-fused"],
+)
+def test_the_norm_of_a_float32_weight_is_what_it_was(backend: dict[str, bool], steps: int) -> None:
+    (p,) = blocks((8, 6), dtype=torch.float32)
+    start = float(p.detach().double().norm())
+    optimizer = turning(p, lr=7e-4, **backend)
+    source = torch.Generator().manual_seed(1)
+    draws = torch.randn(512, 8, 6, generator=source)
+    p.grad = draws[0].clone()
+    for step in range(steps):
+        p.grad.copy_(draws[step % 512])
+        optimizer.step()
+    assert float(p.detach().double().norm()) == pytest.approx(start, rel=1e-6)
+
+
+def test_the_norm_of_a_bfloat16_weight_does_not_drift() -> None:
+    """Every step rounds to 3 digits; the next one starts from what is there, and aims at ρ₀."""
+    (p,) = blocks((16, 16), dtype=torch.bfloat16)
+    start = float(p.detach().double().norm())
+    optimizer = turning(p, lr=7e-4)
+    source = torch.Generator().manual_seed(1)
+    draws = torch.randn(512, 16, 16, generator=source).bfloat16()
+    norms = []
+    for step in range(10_000):
+        p.grad = draws[step % 512]
+        optimizer.step()
+        if step % 100 == 99:
+            norms.append(float(p.detach().double().norm()) / start)
+    # the rounding of one step: 2⁻⁹ of each entry at most, at random
+    assert max(abs(norm - 1) for norm in norms) < 2**-9
+    halves = sum(norms[:50]) / 50, sum(norms[50:]) / 50
+    assert halves[0] == pytest.approx(halves[1], abs=2e-4)
+
+
+@EVERY_BACKEND
+@pytest.mark.parametrize("angular_rms", [0.015, None], ids=str)
+@pytest.mark.parametrize("lr", [1e-3, 1.0])
+def test_an_angle_is_never_above_its_bound(
+    lr: float, angular_rms: float | None, backend: dict[str, bool]
+) -> None:
+    """max_angle·rms(u), u of the step as the reference has it; and at most what is bounded."""
+    (p,) = blocks((20, 9))
+    optimizer = turning(p, lr=lr, angular_rms=angular_rms, max_angle=0.05, **backend)
+    m, s, bounded = torch.zeros_like(p), 0.0, 0
+    for step in range(40):
+        give_gradients([p], step)
+        p.grad *= 10.0 ** (step % 7 - 3)  # gradients that shrink: m outlives s
+        m = 0.9 * m + 0.1 * p.grad
+        s = 0.999 * s + 0.001 * float(p.grad.square().mean())
+        u = m / (1 - 0.9 ** (step + 1)) / (math.sqrt(s / (1 - 0.999 ** (step + 1))) + 1e-8)
+        rms, before = float(u.square().mean().sqrt()), p.detach().clone()
+        optimizer.step()
+        found = optimizer.diagnostics(synchronize=True)["group0.param0"]
+        assert found["angle"] <= 0.05 * rms * (1 + 1e-9)
+        assert angle(p, before) == pytest.approx(found["angle"], rel=1e-6, abs=1e-9)
+        bounded += int(found["at_max_angle"])
+    asked = lr / (0.015 if angular_rms else float(optimizer.state[p]["initial_norm"]) / 180**0.5)
+    assert bounded == (40 if asked > 0.05 else 0)
+
+
+@EVERY_BACKEND
+def test_one_angle_for_weights_of_any_size(backend: dict[str, bool]) -> None:
+    """The first u has entries around ±1, so the first angle is about lr/angular_rms."""
+    params = blocks((6, 5), (40, 30), (3, 200))
+    with torch.no_grad():
+        params[1].mul_(20)
+        params[2].mul_(0.01)
+    groups = [{"params": params, "rule": "scale_invariant"}]
+    optimizer = AngularAdamW(groups, lr=1e-3, angular_rms=0.1, **backend)
+    give_gradients(params, 0)
+    optimizer.step()
+    angles = [row["angle"] for row in optimizer.diagnostics(synchronize=True).values()]
+    assert angles == pytest.approx([0.01] * 3, rel=0.02)
+
+
+@EVERY_BACKEND
+def test_a_zero_gradient_without_momentum_leaves_the_weight(backend: dict[str, bool]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        (p,) = blocks((8, 6), dtype=dtype)
+        start = p.detach().clone()
+        optimizer = turning(p, weight_decay=0.5, **backend)
+        for _ in range(5):
+            p.grad = torch.zeros_like(p)
+            optimizer.step()
+        assert torch.equal(p, start)
+        assert int(optimizer.state[p]["step"]) == 5
+
+
+@EVERY_BACKEND
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_gradient_does_what_it_does_under_adamw(
+    bad: float, backend: dict[str, bool]
+) -> None:
+    (p,), (q,) = blocks((4, 3), dtype=torch.float32), blocks((4, 3), dtype=torch.float32)
+    for weight, optimizer in ((p, turning(p, **backend)), (q, torch.optim.AdamW([q], **backend))):
+        give_gradients([weight], 0)
+        weight.grad[1, 2] = bad
+        optimizer.step()
+        assert not weight.isfinite().all()
+
+
+@EVERY_BACKEND
+def test_decay_does_not_act_on_a_weight_that_turns(backend: dict[str, bool]) -> None:
+    ends = []
+    for decay in (0.0, 5.0):
+        (p,) = blocks((9, 4))
+        start = float(p.detach().norm())
+        trained(turning(p, weight_decay=decay, **backend), [p], 50)
+        assert float(p.detach().norm()) == pytest.approx(start, rel=1e-12)
+        ends.append(p)
+    assert torch.equal(*ends)
+
+
+def test_turning_the_space_of_a_weight_turns_all_its_steps() -> None:
+    """One second moment knows no axes, unlike Adam's."""
+    source = torch.Generator().manual_seed(2)
+    turn = torch.linalg.qr(torch.randn(30, 30, generator=source, dtype=torch.float64)).Q
+    (a,) = blocks((6, 5))
+    b = nn.Parameter((turn @ a.detach().flatten()).view(6, 5))
+    optimizer = AngularAdamW([{"params": [a, b], "rule": "scale_invariant"}], lr=0.1)
+    for step in range(10):
+        give_gradients([a], step)
+        b.grad = (turn @ a.grad.flatten()).view(6, 5)
+        optimizer.step()
+    assert relative(b.detach().flatten(), turn @ a.detach().flatten()) < 1e-12
+
+
+def two_networks(scale: float) -> list[nn.Sequential]:
+    """The same function twice: a weight before BatchNorm differs by a factor."""
+    networks = []
+    for factor in (1.0, scale):
+        torch.manual_seed(1)
+        first, norm = nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8, eps=1e-200)
+        networks.append(nn.Sequential(first, norm, nn.Linear(8, 2)).double())
+        with torch.no_grad():
+            first.weight.mul_(factor)
+    return networks
+
+
+@pytest.mark.parametrize(
+    ("angular_rms", "rates"),
+    [(0.05, (1e-2, 1e-2)), (None, (1e-2, 5e-2))],
+    ids=["angular_rms", "the weight's own norm"],
+)
+def test_the_scale_of_a_scale_invariant_weight_changes_nothing(
+    angular_rms: float | None, rates: tuple[float, float]
+) -> None:
+    """The directions, and with them the function, stay the same, step after step; relative to the
+    weight's own norm they do at a learning rate that grows with it."""
+    networks, optimizers = two_networks(5.0), []
+    for net, lr in zip(networks, rates, strict=True):
+        groups = [
+            {"params": [net[0].weight], "rule": "scale_invariant", "lr": lr},
+            {"params": [*net[1].parameters(), *net[2].parameters()], "lr": 1e-2},
+        ]
+        options = {"angular_rms": angular_rms, "max_angle": 0.5, "eps": 1e-150}
+        optimizers.append(AngularAdamW(groups, **options))
+    for step in range(30):
+        source = torch.Generator().manual_seed(step)
+        x, y = (torch.randn(32, n, generator=source, dtype=torch.float64) for n in (6, 2))
+        losses = []
+        for net, optimizer in zip(networks, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = (net(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    one, other = (net[0].weight for net in networks)
+    assert angle(one, other) < 1e-9
+    assert float(other.detach().norm() / one.detach().norm()) == pytest.approx(5.0, rel=1e-12)
+
+
+def test_the_angle_of_a_first_step_relative_to_its_own_norm_is_adamw_s() -> None:
+    """angular_rms=None: the first angle is the one AdamW's first step would have, up to β and ε."""
+    (p,), (q,) = blocks((40, 30)), blocks((40, 30))
+    for weight, optimizer in (
+        (p, turning(p, lr=1e-2, angular_rms=None)),
+        (q, torch.optim.AdamW([q], lr=1e-2, weight_decay=0.0)),
+    ):
+        draw = torch.randn(40, 30, generator=torch.Generator().manual_seed(3))
+        weight.grad = draw.sign().double()
+        optimizer.step()
+    (start,) = blocks((40, 30))
+    assert angle(p, start) == pytest.approx(angle(q, start), rel=1e-3)
