@@ -115,34 +115,35 @@ def cells(table: str) -> list[list[str]]:
 def test_a_row_of_a_table_is_one_setting(made_up: Any) -> None:
     tables = made_up(
         "table1",
-        *(accuracy("adamo_rule", seed, 0.7 + 0.01 * seed) for seed in (0, 1)),
-        accuracy("adamo_rule", 0, 0.5, weight_decay=0.5),
-        accuracy("adamo_rule", 0, 0.6, guard=False),
+        *(accuracy("adamo_paper", seed, 0.7 + 0.01 * seed) for seed in (0, 1)),
+        accuracy("adamo_paper", 0, 0.5, weight_decay=0.5),
+        accuracy("adamo_paper", 0, 0.6, guard=True),
     )
     rows = {(row[1], row[2], row[-1]) for row in cells(tables.TABLES["table1"]())}
-    usual = "lr 0.0008, weight_decay {}, radial_lr_ratio 0.5, guard {}"  # and defaults
+    usual = "lr 0.0008, weight_decay {}, radial_lr 0.005, curvature_target 1.0, {}, guard {}"
+    late = "late (delta 0.1, wd_ratio 0.5)"
     assert rows == {
-        (usual.format(0.75, True), "70.50 ± 0.71", "2"),
-        (usual.format(0.5, True), "50.00", "1"),
-        (usual.format(0.75, False), "60.00", "1"),
+        (usual.format(0.0002, late, False), "70.50 ± 0.71", "2"),
+        (usual.format(0.5, late, False), "50.00", "1"),
+        (usual.format(0.0002, late, True), "60.00", "1"),
     }
 
 
 def test_the_papers_value_stands_beside_ours(made_up: Any) -> None:
-    found = [accuracy(name, 0, 0.7) for name in ("adamw", "adamo")]
+    found = [accuracy(name, 0, 0.7) for name in ("adamw", "adamw_tuned")]
     rows = cells(made_up("table1", *found).TABLES["table1"]())
     assert [row[2:4] for row in rows] == [["70.00", "74.75 ± 0.15"], ["70.00", "–"]]
 
 
 def test_settings_name_what_is_not_the_default(made_up: Any) -> None:
-    """Of its own form: the defaults, or those of radial SGD."""
-    changed = {"radial_lr_ratio": 1.0, "curvature_target": None, "low_dim": None}
-    found = (accuracy("adamo_rule", 0, 0.7, **changed), accuracy("adamo_paper", 0, 0.6))
+    changed = {"radial_lr_ratio": 1.0, "curvature_target": "auto", "decay_lr": "radial"}
+    found = (accuracy("adamo_no_dimension", 0, 0.7, **changed), accuracy("adamo_paper", 0, 0.6))
     rows = cells(made_up("table1", *found).TABLES["table1"]())
     assert [row[1] for row in rows] == [
+        "lr 0.0008, weight_decay 0.0002, radial_lr 0.005, radial_lr_ratio 1.0, low_dim None, "
+        "late (delta 0.1, wd_ratio 0.5)",
         "lr 0.0008, weight_decay 0.0002, radial_lr 0.005, curvature_target 1.0, "
         "late (delta 0.1, wd_ratio 0.5)",
-        "lr 0.0008, weight_decay 0.75, radial_lr_ratio 1.0, curvature_target None, low_dim None",
     ]
 
 
@@ -161,7 +162,7 @@ def test_the_line_below_a_table_says_what_ran_it(made_up: Any) -> None:
     second.environment |= {"device": "a GPU", "commit": "abcdef0"}
     table = made_up("table1", first, second).TABLES["table1"]()
     assert table.splitlines()[-1] == "Hardware: a GPU. Commits: 1234567, abcdef0."
-    other = accuracy("adamo", 0, 0.7)
+    other = accuracy("adamo_paper", 0, 0.7)
     other.environment |= {"device": "a CPU", "commit": "abcdef0"}
     table = made_up("table1", other).TABLES["table1"]()
     assert [row[-1] for row in cells(table)] == ["a GPU", "a CPU"]
@@ -169,13 +170,13 @@ def test_the_line_below_a_table_says_what_ran_it(made_up: Any) -> None:
 
 
 def test_a_row_of_the_picture_is_one_setting(made_up: Any, make: Any, tmp_path: Path) -> None:
-    runs = (accuracy("adamo_rule", s, 0.7, weight_decay=w) for s in (0, 1) for w in (0, 1))
+    runs = (accuracy("adamo_paper", s, 0.7, weight_decay=w) for s in (0, 1) for w in (0, 1))
     made_up("table1", *runs)
     pictures = make("pictures")
     (group,) = pictures.settled("table1")
     assert [pictures.row_name(x, group.lines) for x in group.lines] == [
-        "AdamO, by the first rule\nλ = 0",
-        "AdamO, by the first rule\nλ = 1",
+        "AdamO (paper)\nλ = 0",
+        "AdamO (paper)\nλ = 1",
     ]
     assert [pictures.accuracies(x) for x in group.lines] == [[70.0, 70.0]] * 2
 
@@ -186,7 +187,6 @@ def test_claims_come_from_the_records(made_up: Any) -> None:
         *(accuracy("adamw", seed, 0.70 + 0.001 * seed) for seed in range(3)),
         *(accuracy("adamo_paper", seed, 0.75 + 0.001 * seed) for seed in range(3)),
         *(accuracy("adamp", seed, 0.60 + 0.001 * seed) for seed in range(3)),
-        accuracy("adamo", 0, 0.99),
     )
     rows = {row[0]: row for row in cells(tables.claims()) if len(row) == 4}
     assert rows["AdamO is more accurate than AdamW."][1:3] == ["Table 1", "**holds**"]
@@ -198,10 +198,7 @@ def test_claims_come_from_the_records(made_up: Any) -> None:
     assert rows["AdamP is slightly more accurate than AdamW."][2] == "**does not hold**"
     assert rows["Without projection AdamO is less accurate."][2] == "**open**"
     assert not any(row[1].startswith("ours") for row in rows.values())
-    own = [row for row in cells(tables.own_claims()) if row[1].startswith("Table 1")]
-    (mine,) = [row for row in own if "best trial" in row[0]]
-    assert mine[2] == "**open**"
-    assert "AdamO, first defaults 99.00 %" in mine[3].replace("\xa0", " ")
+    assert {row[2] for row in cells(tables.own_claims())} == {"**open**"}  # no runs of these
     theirs = sum(
         len(s.claims) * len(expected_options(s)) for s in STUDIES.values()
     ) - len(cells(tables.own_claims()))  # fmt: skip
@@ -209,22 +206,21 @@ def test_claims_come_from_the_records(made_up: Any) -> None:
     assert tables.counts().startswith(f"Of the paper's {theirs} claims, {held} hold")
 
 
-def test_adamw_against_adamo(made_up: Any) -> None:
-    for name in ("final-wikitext2", "final-language", "final-grokking"):
-        made_up(name, *made.study_records(name, seeds=(5, 6, 7), rows=5))
-    words = made.study_records("final-language", rows=5, options={"corpus": "wikitext2"})
-    made_up("final-language", *words)
-    start = {"adamw_best": 0.70, "adamo_best": 0.79}
-    runs = [
-        made.record(c, rows=1, result={"swa_test_accuracy": start[c.optimizer] + 0.01 * c.seed})
-        for c in STUDIES["final-cifar100"].runs(Request((5, 6, 7)))
+def test_the_best_of_the_trials(made_up: Any) -> None:
+    trials = made.study_records("tuning-grokking", seeds=(0,), rows=5)
+    for run in trials:
+        run.result["grokking_epoch"] = None
+    for run, epoch in zip(
+        [r for r in trials if r.config.optimizer == "adamp"], (700, 500), strict=False
+    ):
+        run.result["grokking_epoch"] = epoch
+    trials[0].result["grokking_epoch"] = 900
+    rows = cells(made_up("tuning-grokking", *trials).TABLES["tuning"]())
+    assert [row[1:5] for row in rows] == [
+        ["AdamW", "19", "grokking epoch", "900"],
+        ["AdamP", "19", "grokking epoch", "500"],
     ]
-    odd = accuracy("adamw_best", 5, 0.5)  # Table 1's, not a setting of the study
-    tables = made_up("final-cifar100", odd, *runs)
-    found = cells(tables.against(tables.TUNED))
-    assert found[0][1:] == ["76.00 ± 1.00", "85.00 ± 1.00", "3", "< 0.001"]
-    assert [row[0].split(",")[0] for row in found[1:3]] == ["WikiText-2", "Tiny Shakespeare"]
-    assert all(float(row[4].strip("< ")) <= 1 for row in found)
+    assert rows[1][5] == "lr 0.001, weight_decay 0.5"
 
 
 def test_report_in_the_site(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from adamo_optim import AdamO, param_groups, rebind
+from adamo_optim import AdamO, AngularAdamW, param_groups, rebind
 from adamo_optim.callbacks import log_diagnostics
 from adamo_optim.integrations import with_rules
 
@@ -65,15 +65,52 @@ def uncopyable() -> list[dict[str, Any]]:
     return param_groups(model, torch.ones(3, 4))
 
 
-def newer_schema() -> None:
-    optimizer = AdamO([parameter()])
-    state = optimizer.state_dict()
-    state["param_groups"][0]["schema"] = 99
-    optimizer.load_state_dict(state)
+def reloaded(change: Callable[[dict[str, Any]], Any], optimizer: Any = None) -> Any:
+    """Load a state_dict after a change to it."""
+
+    def load() -> None:
+        found = optimizer() if optimizer else AdamO([parameter()])
+        state = found.state_dict()
+        change(state)
+        found.load_state_dict(state)
+
+    return load
+
+
+def switched(adam: Any = torch.optim.AdamW, **options: Any) -> Callable[[], None]:
+    """Load the state of torch's AdamW or Adam into AngularAdamW."""
+
+    def load() -> None:
+        turning = {"params": [parameter()], "rule": "scale_invariant"}
+        AngularAdamW([turning]).load_state_dict(adam([parameter()], **options).state_dict())
+
+    return load
 
 
 def foreign_state() -> None:
     AdamO([parameter()]).load_state_dict(torch.optim.AdamW([parameter()]).state_dict())
+
+
+def groups_merged() -> None:
+    twins = nn.ParameterDict({"a": parameter(), "b": parameter()})
+    parts = [{"params": [p], "lr": lr} for p, lr in zip(twins.values(), (1e-3, 1e-2), strict=True)]
+    old = torch.optim.AdamW(parts)
+    groups = [{"params": [*twins.values()], "rule": "general", "order": [0, 1]}]
+    AngularAdamW(groups).load_state_dict(old.state_dict())
+
+
+def counted() -> None:
+    old = torch.optim.AdamW([parameter()])
+    groups = [{"params": [parameter(), parameter()], "rule": "general", "order": [0, 1]}]
+    AngularAdamW(groups).load_state_dict(old.state_dict())
+
+
+def bounded_for_long() -> None:
+    p = parameter()
+    optimizer = AngularAdamW([{"params": [p], "rule": "scale_invariant"}], lr=0.1)
+    for _ in range(100):
+        p.grad = torch.randn(4, 2)
+        optimizer.step()
 
 
 def rounding() -> AdamO:
@@ -99,12 +136,6 @@ def scripted() -> list[dict[str, Any]]:
         return param_groups(torch.jit.script(nn.Linear(4, 2)), torch.ones(3, 4))
 
 
-def scheduled() -> AdamO:
-    adamw = torch.optim.AdamW([parameter()])
-    scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: 1.0)
-    return AdamO.from_adamw(adamw, scheduler=scheduler, lr=1e-4)
-
-
 STRANGER = [{"params": [parameter()]}]
 SGD = torch.optim.SGD([torch.ones(1)])
 LINEAR = nn.Linear(4, 2)
@@ -114,8 +145,11 @@ BATCH = torch.ones(3, 4)
 CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: AdamO([parameter(_is_flat_param=True)]), "… is an FSDP1 flat parameter."),
     (lambda: AdamO([parameter(ds_id=0)]), "… is managed by DeepSpeed ZeRO."),
-    (swapped, "… was put in the place of the parameter AdamO was built with, and it is flat."),
-    (sparse, "AdamO does not support sparse gradients, and the gradient of … is one."),
+    (
+        swapped,
+        "… was put in the place of the parameter that the optimizer was built with, and it is",
+    ),
+    (sparse, "sparse gradients are not supported, and the gradient of … is one."),
     (lambda: AdamO([torch.ones(2).int()]), "… must be a floating or complex tensor, got …"),
     (uncopyable, "The model cannot be copied (…)."),
     (lambda: param_groups(LINEAR, torch.ones(3, 5)), "The model could not be examined: …"),
@@ -124,7 +158,14 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         "Features before a BatchNorm hardly vary in this example_batch",
     ),
     (scripted, "A scripted model cannot be examined: call param_groups before scripting."),
-    (scheduled, "lr=… and a scheduler: some schedulers go on from it, others from the rate they"),
+    (
+        lambda: param_groups(LINEAR, torch.full((3, 4), torch.nan)),
+        "example_batch has NaN or infinity in a tensor of shape …",
+    ),
+    (
+        lambda: param_groups(LINEAR, torch.utils.data.DataLoader([1])),  # type: ignore[arg-type]
+        "example_batch is a DataLoader",
+    ),
     (
         lambda: rebind([], LINEAR),
         "no group has the parameters … of this model.",
@@ -158,15 +199,46 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (rounding, "rounding='stochastic' is for bfloat16 parameters, … is float16"),
     (scaled_by_hand, "grad_scale and found_inf are for fused=True"),
     (two_kinds, "differentiable must be the same for all groups"),
-    (foreign_state, "this state_dict was not written by AdamO."),
-    (newer_schema, "this state_dict has schema …; this version of adamo-optim reads up to …"),
-    (lambda: AdamO.from_adamw(SGD), "from_adamw needs a torch.optim.AdamW or torch.optim.Adam"),
+    (foreign_state, "this state_dict was not written by AdamO"),
     (
-        lambda: AdamO.radial_sgd([parameter()], weight_decay=0.1),
+        reloaded(lambda state: state["param_groups"][0].update(schema="1")),
+        "this state_dict has schema …, and this version of adamo-optim reads …",
+    ),
+    (
+        reloaded(lambda state: state["param_groups"][0].update(lr=-1)),
+        "this state_dict has an illegal option: …",
+    ),
+    (
+        reloaded(lambda state: state["state"][0].update(exp_avg=torch.ones(3))),
+        "… of shape … needs a dense … of that shape, and this state_dict has …",
+    ),
+    (
+        reloaded(lambda state: state["state"][0].update(tau=torch.tensor(torch.nan))),
+        "… of … must be finite, got …",
+    ),
+    (switched(amsgrad=True), "this state_dict has amsgrad=True"),
+    (
+        switched(torch.optim.Adam, weight_decay=0.1),
+        "this state_dict is torch.optim.Adam's with weight_decay=…",
+    ),
+    (groups_merged, "… and others share a group here and were in different ones"),
+    (counted, "this state_dict has … parameters, and the optimizer has …"),
+    (
+        lambda: AdamO([parameter()], weight_decay=0.1),
         "weight_decay=… takes … of every weight away per step",
     ),
+    (
+        lambda: AngularAdamW([parameter()]),
+        "no group says which weights are scale-invariant, so nothing turns and this is AdamW.",
+    ),
+    (
+        bounded_for_long,
+        "lr=… asks weights to turn by … radians a step, and max_angle=… has bounded",
+    ),
+    (lambda: AdamO([parameter()], learning_rate=1e-3), "… has no option …"),
+    (lambda: AdamO(LINEAR), "… takes parameters, not a model"),
     (lambda: AdamO([parameter()], weight_decay=-0.1), "… must be >= …, got …"),
-    (lambda: log_diagnostics(SGD, print, 0), "there is no AdamO in this …"),
+    (lambda: log_diagnostics(SGD, print, 0), "there is no AdamO and no AngularAdamW in this …"),
 ]
 
 
