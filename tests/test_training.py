@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adamo_optim import AdamO, param_groups
-from adamo_optim.options import RADIAL_SGD
+from adamo_optim import AdamO, AngularAdamW, param_groups
 
 
 class Residual(nn.Module):
@@ -85,35 +84,43 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., tuple[Tensor, Tens
     "resnet": (resnet, images),
     "transformer": (Transformer, sequences),
 }
-OPTIONS: dict[str, dict[str, Any]] = {
-    "defaults": {},
-    "radial_sgd": RADIAL_SGD,
-    "equilibrium": {"angular_rms": "equilibrium"},
-    "entry": {"second_moment": "entry"},
-    "angular": {"tangential": "angular"},
-    "online_test": {"delta": 0.1, "wd_ratio": 0.5},
-    "sampled": {"previous_gradient": "sampled"},
-    "no_curvature": {"curvature_target": None},
+SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "AngularAdamW": (AngularAdamW, {"weight_decay": 0.1, "angular_rms": 0.1}),
+    "initial_norm": (AngularAdamW, {"angular_rms": None}),
+    "AdamO": (AdamO, {}),
+    "rows": (AdamO, {"block": "row"}),
+    "online_test": (AdamO, {"delta": 0.1, "wd_ratio": 0.5}),
+    "sampled": (AdamO, {"previous_gradient": "sampled"}),
+    "no_curvature": (AdamO, {"curvature_target": None}),
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+@pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("task", TASKS)
-def test_networks_train(task: str, options: dict[str, Any]) -> None:
+def test_networks_train(task: str, setting: str) -> None:
     torch.manual_seed(0)
     build, batch = TASKS[task]
+    kind, options = SETTINGS[setting]
     model = build()
     example = batch(torch.Generator().manual_seed(0))[0]
-    optimizer = AdamO(param_groups(model, example), lr=3e-3, **options)
+    optimizer = kind(param_groups(model, example), lr=3e-3, **options)
     rules = {row.rule for row in optimizer.explain()}
     # the post-norm transformer has no weight whose scale is free: biases and residuals fix it
     assert rules >= ({"general", "low_dim"} | ({"scale_invariant"} if task == "resnet" else set()))
+    norms = {row.name: p.detach().norm() for row, p in rows_of(optimizer)}
     losses = fit(model, optimizer, batch, 120)
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+    for row, p in rows_of(optimizer):
+        if row.rule == "scale_invariant" and kind is AngularAdamW:
+            assert float(p.detach().norm()) == pytest.approx(float(norms[row.name]), rel=1e-5)
 
 
-@pytest.mark.parametrize("make", [AdamO, AdamO.radial_sgd], ids=["defaults", "radial_sgd"])
-def test_a_zero_initialised_adapter_trains_as_fast_as_under_adam(make: Any) -> None:
+def rows_of(optimizer: Any) -> list[tuple[Any, Tensor]]:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return list(zip(optimizer.explain(), params, strict=True))
+
+
+def test_a_zero_initialised_adapter_trains_as_fast_as_under_adam() -> None:
     """LoRA: W + B·A with B = 0. Radial SGD alone would grow B far too slowly."""
     final = {}
     for name in ("adam", "adamo"):
@@ -123,7 +130,7 @@ def test_a_zero_initialised_adapter_trains_as_fast_as_under_adam(make: Any) -> N
         target = torch.randn(16, 16) / 4
         params = [("A", down), ("B", up)]
         optimizer = torch.optim.Adam([down, up], lr=1e-2) if name == "adam" else None
-        optimizer = optimizer or make(params, lr=1e-2)
+        optimizer = optimizer or AdamO(params, lr=1e-2)
         for _ in range(300):
             x = torch.randn(32, 16)
             optimizer.zero_grad()
@@ -139,7 +146,7 @@ def test_weight_decay_of_one_by_habit_gives_a_warning_and_a_living_network() -> 
     model = resnet()
     example = images(torch.Generator().manual_seed(0))[0]
     with pytest.warns(UserWarning, match="of every weight away per step"):
-        optimizer = AdamO.radial_sgd(param_groups(model, example), lr=3e-3, weight_decay=1.0)
+        optimizer = AdamO(param_groups(model, example), lr=3e-3, weight_decay=1.0)
     start = {name: float(p.detach().norm()) for name, p in model.named_parameters()}
     losses = fit(model, optimizer, images, 150)
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
