@@ -1,8 +1,8 @@
-"""A loop with Accelerate and AdamO: bfloat16, accumulation, clipping, a schedule, save and resume.
+"""A loop with Accelerate: bfloat16, accumulation, clipping, a schedule, save and resume.
 
     python examples/accelerate_loop.py [--epochs 4] [--out lab-output/accelerate]
 
-Build AdamO from the bare model; `prepare` wraps both. `log_diagnostics` sees through the wrapper.
+Build the optimizer from the bare model; `prepare` wraps both. `log_diagnostics` sees through it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from adamo_optim import AdamO, param_groups
+from adamo_optim import AngularAdamW, param_groups
 from adamo_optim.callbacks import log_diagnostics
 
 
@@ -42,7 +42,8 @@ def train(epochs: int, folder: str, resume_at: int = 0) -> dict[str, Tensor]:
     )
     data = make_data()
     model = make_model()
-    optimizer = AdamO(param_groups(model, data.tensors[0][:32]), lr=1e-3)
+    groups = param_groups(model, data.tensors[0][:32])
+    optimizer = AngularAdamW(groups, lr=1e-3, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
     loader = DataLoader(data, batch_size=32, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -72,7 +73,7 @@ def train(epochs: int, folder: str, resume_at: int = 0) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="AdamO with Accelerate.")
+    parser = argparse.ArgumentParser(description="AngularAdamW with Accelerate.")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--out", default="lab-output/accelerate", help="where states are saved")
     flags = parser.parse_args()

@@ -1,6 +1,6 @@
-"""AdamO with FSDP2: sharded training, a checkpoint, and a second run that continues from it.
+"""FSDP2: sharded training, a checkpoint, and a second run that continues from it.
 
-    torchrun --nproc-per-node 2 examples/fsdp2.py
+    torchrun --nproc-per-node 2 examples/fsdp2.py [--optimizer adamo]
 
 Runs on GPUs with nccl and on a CPU with gloo, in seconds. The data are made: a random network is to
 be imitated. Any number of processes may continue what another number has saved.
@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from adamo_optim import AdamO, param_groups, rebind
+from adamo_optim import AdamO, AngularAdamW, param_groups, rebind
+
+OPTIMIZERS = {"angular": AngularAdamW, "adamo": AdamO}
 
 
-def build(device: torch.device) -> tuple[nn.Module, AdamO]:
+def build(name: str, device: torch.device) -> tuple[nn.Module, AdamO | AngularAdamW]:
     torch.manual_seed(0)  # the same weights on every rank
     blocks = [
         nn.Sequential(nn.Linear(n, 48, bias=False), nn.LayerNorm(48), nn.GELU()) for n in (16, 48)
@@ -34,7 +36,7 @@ def build(device: torch.device) -> tuple[nn.Module, AdamO]:
     for block in blocks:
         fully_shard(block)
     fully_shard(model)
-    return model, AdamO(rebind(groups, model), lr=1e-3)
+    return model, OPTIMIZERS[name](rebind(groups, model), lr=1e-3)
 
 
 def batch(step: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -45,7 +47,9 @@ def batch(step: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return x.to(device), torch.tanh(x @ teacher).to(device)
 
 
-def train(model: nn.Module, optimizer: AdamO, steps: range, device: torch.device) -> float:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, device: torch.device
+) -> float:
     loss = torch.zeros(())
     for step in steps:
         x, y = batch(step, device)
@@ -59,19 +63,20 @@ def train(model: nn.Module, optimizer: AdamO, steps: range, device: torch.device
     return float(loss) / dist.get_world_size()
 
 
-def save(model: nn.Module, optimizer: AdamO, folder: Path) -> None:
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     model_state, optimizer_state = get_state_dict(model, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
 
 
-def load(model: nn.Module, optimizer: AdamO, folder: Path) -> None:
+def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     model_state, optimizer_state = get_state_dict(model, optimizer)  # says what to read
     dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="AdamO with FSDP2")
+    parser = argparse.ArgumentParser(description="FSDP2 with AngularAdamW or AdamO")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="angular")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--folder", type=Path, help="for the checkpoint; default: a temporary one")
     arguments = parser.parse_args()
@@ -85,14 +90,14 @@ def main() -> None:
     dist.broadcast_object_list(folder)
     half, end = arguments.steps // 2, arguments.steps
 
-    model, optimizer = build(device)
+    model, optimizer = build(arguments.optimizer, device)
     if dist.get_rank() == 0:
         print(optimizer.explain())
     train(model, optimizer, range(half), device)
     save(model, optimizer, folder[0] / "half")
     straight = train(model, optimizer, range(half, end), device)
 
-    model, optimizer = build(device)  # as a new run would
+    model, optimizer = build(arguments.optimizer, device)  # as a new run would
     load(model, optimizer, folder[0] / "half")
     resumed = train(model, optimizer, range(half, end), device)
 

@@ -1,4 +1,4 @@
-"""transformers' Trainer with AdamO: a small Qwen3 on made-up sequences, in seconds on one core.
+"""transformers' Trainer: a small Qwen3 on made-up sequences, in seconds on one core.
 
     python examples/huggingface_trainer.py [--steps 60] [--out lab-output/trainer]
 
@@ -6,8 +6,8 @@ Build the optimizer yourself and pass it as `optimizers=(optimizer, None)`: the 
 the schedule, and accumulates, clips, saves and resumes as always. The learning_rate and the
 weight_decay of TrainingArguments do not reach an optimizer that you built.
 
-The shorter way, `optimizer_cls_and_kwargs=(AdamO, {"lr": 1e-3})`, decides the rules by shape alone,
-and there the weight_decay of TrainingArguments, 0 by default, wins over AdamO's.
+The shorter way, `optimizer_cls_and_kwargs=(AngularAdamW, {"lr": 1e-3})`, does not know which
+weights are scale-invariant: it is AdamW, and says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM, Trainer, TrainingArguments
 
-from adamo_optim import AdamO, param_groups
+from adamo_optim import AngularAdamW, param_groups
 from adamo_optim.callbacks import transformers_callback
 
 VOCABULARY, LENGTH = 32, 24
@@ -47,11 +47,11 @@ def make_data(count: int = 256) -> list[dict[str, Tensor]]:
     return [{"input_ids": row, "labels": row} for row in tokens]
 
 
-def make_optimizer(model: nn.Module, data: list[dict[str, Tensor]]) -> AdamO:
+def make_optimizer(model: nn.Module, data: list[dict[str, Tensor]]) -> AngularAdamW:
     """Rules from the architecture: the norms on queries and keys make their weights' scale moot."""
     batch = {"input_ids": torch.stack([row["input_ids"] for row in data[:2]])}
     groups = param_groups(model, batch, forward=lambda m, b: m(**b, use_cache=False).logits)
-    return AdamO(groups, lr=1e-3)
+    return AngularAdamW(groups, lr=1e-3, weight_decay=0.1)
 
 
 def make_trainer(args: TrainingArguments) -> Trainer:
@@ -63,7 +63,7 @@ def make_trainer(args: TrainingArguments) -> Trainer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="AdamO in the transformers Trainer.")
+    parser = argparse.ArgumentParser(description="AngularAdamW in the transformers Trainer.")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", default="lab-output/trainer", help="checkpoints and event files")
     flags = parser.parse_args()
@@ -73,7 +73,7 @@ def main() -> None:
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         max_grad_norm=1.0,
-        bf16=True,  # autocast: the weights and AdamO's state stay in float32
+        bf16=True,  # autocast: the weights and their state stay in float32
         lr_scheduler_type="cosine",
         warmup_steps=5,
         logging_steps=10,

@@ -1,8 +1,8 @@
-"""Lightning with AdamO: automatic or manual optimization, mixed precision, clipping, resuming.
+"""Lightning: automatic or manual optimization, mixed precision, clipping, resuming.
 
     python examples/lightning_module.py [--epochs 4] [--manual] [--precision bf16-mixed]
 
-Leave `fused=True` out: the fused backend is the default, and Lightning refuses to clip gradients
+Leave `fused=True` out: the fused form is the default, and Lightning refuses to clip gradients
 under mixed precision for an optimizer that was told so.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from adamo_optim import AdamO, param_groups
+from adamo_optim import AngularAdamW, param_groups
 from adamo_optim.callbacks import lightning_callback
 
 
@@ -33,7 +33,8 @@ class Classifier(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         # self.net, not self: a copy of a LightningModule copies its Trainer as well
-        optimizer = AdamO(param_groups(self.net, self.example_batch), lr=1e-3)
+        groups = param_groups(self.net, self.example_batch)
+        optimizer = AngularAdamW(groups, lr=1e-3, weight_decay=0.1)
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
@@ -82,7 +83,7 @@ def train(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="AdamO with Lightning.")
+    parser = argparse.ArgumentParser(description="AngularAdamW with Lightning.")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--manual", action="store_true", help="manual optimization")
     parser.add_argument("--precision", default="bf16-mixed")

@@ -3,7 +3,8 @@
     python examples/peft_lora.py [--steps 100]
 
 LoRA's B starts at zero. A norm of zero has no direction, so AdamO gives B the low-dim rule (plain
-Adam) for good, and `explain()` says so; A is an ordinary matrix with a norm to train.
+Adam) for good, and `explain()` says so; A is an ordinary matrix with a norm to train. AngularAdamW
+would be AdamW here: the frozen weight beside an adapter fixes its scale, so nothing may turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A plain PyTorch loop with AdamO: autocast, GradScaler, torch.compile, a schedule, resuming.
+"""A plain PyTorch loop: autocast, GradScaler, torch.compile, a schedule, diagnostics, resuming.
 
-    python examples/plain_pytorch.py [--epochs 4] [--no-compile] [--out lab-output/plain]
+    python examples/plain_pytorch.py [--optimizer adamo] [--epochs 4] [--no-compile]
 
-On a CPU it computes in bfloat16; on a GPU in float16, where a GradScaler guards small gradients.
+AngularAdamW takes AdamW's numbers; AdamO's weight decay is another one (its default). On a CPU it
+computes in bfloat16; on a GPU in float16, where a GradScaler guards small gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 
-from adamo_optim import AdamO, param_groups
+from adamo_optim import AdamO, AngularAdamW, param_groups
 from adamo_optim.callbacks import log_diagnostics
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,20 +31,27 @@ def make_data(count: int = 512) -> tuple[Tensor, Tensor]:
     return points.to(DEVICE), labels.to(DEVICE)
 
 
-def train(epochs: int, out: str, compiled: bool = True, resume_at: int = 0) -> nn.Module:
+def make_optimizer(name: str, model: nn.Module, batch: Tensor) -> AdamO | AngularAdamW:
+    groups = param_groups(model, batch)  # before torch.compile
+    if name == "adamo":
+        return AdamO(groups, lr=1e-3)
+    return AngularAdamW(groups, lr=1e-3, weight_decay=0.1)
+
+
+def train(name: str, epochs: int, out: str, compiled: bool, resume_at: int = 0) -> nn.Module:
     points, labels = make_data()
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(20, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4)
     ).to(DEVICE)
-    optimizer = AdamO(param_groups(model, points[:32]), lr=1e-3)  # before torch.compile
+    optimizer = make_optimizer(name, model, points[:32])
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
     scaler = torch.amp.GradScaler(DEVICE, enabled=DEVICE == "cuda")
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     if resume_at:
         checkpoint = torch.load(f"{out}/epoch-{resume_at}.pt", weights_only=True)
-        for name, part in parts.items():
-            part.load_state_dict(checkpoint[name])
+        for key, part in parts.items():
+            part.load_state_dict(checkpoint[key])
     else:
         print(optimizer.explain(), "\n")
     forward = torch.compile(model) if compiled else model
@@ -64,22 +72,24 @@ def train(epochs: int, out: str, compiled: bool = True, resume_at: int = 0) -> n
         scheduler.step()
         print(f"epoch {epoch + 1}: loss {loss.item():.4f}")  # type: ignore[possibly-unbound]
         torch.save(
-            {n: part.state_dict() for n, part in parts.items()}, f"{out}/epoch-{epoch + 1}.pt"
+            {key: part.state_dict() for key, part in parts.items()}, f"{out}/epoch-{epoch + 1}.pt"
         )
     writer.close()
     return model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="AdamO in a plain PyTorch loop.")
+    parser = argparse.ArgumentParser(description="A plain PyTorch loop.")
+    parser.add_argument("--optimizer", choices=["angular", "adamo"], default="angular")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--no-compile", dest="compiled", action="store_false")
     parser.add_argument("--out", default="lab-output/plain", help="checkpoints and event files")
     flags = parser.parse_args()
     os.makedirs(flags.out, exist_ok=True)
-    whole = train(flags.epochs, flags.out, flags.compiled)
+    settings = (flags.optimizer, flags.epochs, flags.out, flags.compiled)
+    whole = train(*settings)
     print("\nThe second half again, from the checkpoint:")
-    resumed = train(flags.epochs, flags.out, flags.compiled, resume_at=flags.epochs // 2)
+    resumed = train(*settings, resume_at=flags.epochs // 2)
     pairs = zip(whole.parameters(), resumed.parameters(), strict=True)
     same = all(torch.equal(a, b) for a, b in pairs)
     print("the weights are", "the same, bit for bit" if same else "different")

@@ -1,10 +1,10 @@
-"""timm with AdamO by name: a small ResNet with layer decay and timm's own schedule.
+"""timm with AngularAdamW by name: a small ResNet with layer decay and timm's own schedule.
 
     python examples/timm_classifier.py [--epochs 4]
 
-`register()` makes "adamo" known to timm's factory. timm leaves biases and the model's
-`no_weight_decay()` without decay, and its default weight_decay is 0. `layer_decay` sets lr_scale,
-which timm's schedulers apply (torch's do not); AdamO's radial step follows lr, so it is scaled too.
+`register()` makes "angularadamw" and "adamo" known to timm's factory. timm leaves biases and the
+model's `no_weight_decay()` without decay, and its default weight_decay is 0. `layer_decay` sets
+lr_scale, which timm's schedulers apply (torch's do not); the angle of a turn follows lr, too.
 """
 
 # pyright: reportMissingImports=false
@@ -19,7 +19,7 @@ from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adamo_optim import AdamO
+from adamo_optim import AngularAdamW
 from adamo_optim.integrations.timm import param_group_fn, register
 
 
@@ -38,19 +38,17 @@ def make_data(count: int = 256) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def make_optimizer(model: nn.Module, images: Tensor) -> AdamO:
-    """timm's groups by depth and decay, split further by AdamO's rules."""
+def make_optimizer(model: nn.Module, images: Tensor) -> AngularAdamW:
+    """timm's groups by depth and decay, split further by our rules."""
     register()
     groups = param_group_fn(images[:8], weight_decay=0.1, layer_decay=0.8)
-    optimizer = create_optimizer_v2(model, opt="adamo", lr=3e-3, param_group_fn=groups)
-    # The short way, with rules by shape alone:
-    #   create_optimizer_v2(model, opt="adamo", lr=3e-3, weight_decay=0.1, layer_decay=0.8)
-    assert isinstance(optimizer, AdamO)
+    optimizer = create_optimizer_v2(model, opt="angularadamw", lr=1e-3, param_group_fn=groups)
+    assert isinstance(optimizer, AngularAdamW)
     return optimizer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="AdamO with timm.")
+    parser = argparse.ArgumentParser(description="AngularAdamW with timm.")
     parser.add_argument("--epochs", type=int, default=4)
     flags = parser.parse_args()
     images, labels = make_data()

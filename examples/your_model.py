@@ -1,4 +1,4 @@
-"""Your own model with AdamW and AdamO side by side: replace the three functions with yours.
+"""Your own model with AdamW and AngularAdamW side by side: replace the three functions with yours.
 
     python examples/your_model.py [--epochs 10] [--seeds 3] [--out lab-output/your-model]
 
@@ -37,7 +37,7 @@ def metrics(model: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare AdamW and AdamO on your model.")
+    parser = argparse.ArgumentParser(description="Compare AdamW and AngularAdamW on your model.")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", default="lab-output/your-model", help="records and report")
@@ -51,9 +51,9 @@ def main() -> None:
         DataLoader(train, batch_size=64, shuffle=True),
         loss_fn,
         epochs=arguments.epochs,
-        optimizers=("adamw", "adamo"),
+        optimizers=("adamw", "angular"),
         # yours; the rest stays at the lab's settings
-        hyper={"adamw": {"weight_decay": 0.05}, "adamo": {"weight_decay": 0.05}},
+        hyper={"adamw": {"weight_decay": 0.05}, "angular": {"weight_decay": 0.05}},
         valid_loader=DataLoader(valid, batch_size=256),
         metrics=metrics,
         example_batch=torch.stack([train[i][0] for i in range(32)]),

@@ -1,4 +1,4 @@
-"""AdamO in the trainers people use: the examples run, resume bit for bit and do what they say."""
+"""In the trainers people use: the examples run, resume bit for bit and do what they say."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adamo_optim import AdamO, param_groups
+from adamo_optim import AdamO, AngularAdamW, param_groups
 from adamo_optim.callbacks import log_diagnostics
 from test_callbacks import scalars
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+BOTH = pytest.mark.parametrize("kind", [AdamO, AngularAdamW])
 
 pytestmark = [
     pytest.mark.slow,  # each of these libraries takes about ten seconds to import
@@ -76,17 +77,22 @@ def hf_arguments(folder: Path, **changes: Any) -> Any:
 
 
 def hf_trainer(module: Any, args: Any, way: str) -> Any:
-    """The Trainer with AdamO by each of the two ways."""
+    """The Trainer with an optimizer that was built, or with a class."""
     from transformers import Trainer
 
-    if way == "built":
+    if way == "AngularAdamW":
         return module.make_trainer(args)
-    cls_and_kwargs = (AdamO, {"lr": args.learning_rate})
     model, data = module.make_model(), module.make_data()
+    if way == "AdamO":
+        batch = {"input_ids": torch.stack([row["input_ids"] for row in data[:2]])}
+        groups = param_groups(model, batch, forward=lambda m, b: m(**b, use_cache=False).logits)
+        pair = (AdamO(groups, lr=args.learning_rate), None)
+        return Trainer(model, args, train_dataset=data, optimizers=pair)
+    cls_and_kwargs = (AdamO, {"lr": args.learning_rate})
     return Trainer(model, args, train_dataset=data, optimizer_cls_and_kwargs=cls_and_kwargs)
 
 
-@pytest.mark.parametrize("way", ["built", "class"])
+@pytest.mark.parametrize("way", ["AngularAdamW", "AdamO", "AdamO's class"])
 def test_transformers_resumes_bit_for_bit(tmp_path: Path, way: str) -> None:
     module = example("huggingface_trainer", "transformers", "accelerate")
     from transformers import TrainerCallback
@@ -104,9 +110,9 @@ def test_transformers_resumes_bit_for_bit(tmp_path: Path, way: str) -> None:
     resumed = hf_trainer(module, hf_arguments(tmp_path), way)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert_same(whole.model.state_dict(), resumed.model.state_dict())
-    # Accumulation: one step of AdamO for two batches. Clipping: what AdamO saw.
-    adamo = whole.optimizer.optimizer
-    assert {state["step"].item() for state in adamo.state.values()} == {6.0}
+    # Accumulation: one step for two batches. Clipping: what the optimizer saw.
+    optimizer = whole.optimizer.optimizer
+    assert {state["step"].item() for state in optimizer.state.values()} == {6.0}
     assert len(sizes) == 6
     assert max(sizes) <= 0.5 + 1e-4
     losses = [entry["loss"] for entry in whole.state.log_history if "loss" in entry]
@@ -115,30 +121,39 @@ def test_transformers_resumes_bit_for_bit(tmp_path: Path, way: str) -> None:
 
 def test_transformers_rules_reach_the_optimizer(tmp_path: Path) -> None:
     module = example("huggingface_trainer", "transformers", "accelerate")
-    built = hf_trainer(module, hf_arguments(tmp_path), "built")
+    built = hf_trainer(module, hf_arguments(tmp_path), "AngularAdamW")
     rules = {row.name: row.rule for row in built.optimizer.explain()}
     assert rules["model.layers.0.self_attn.q_proj.weight"] == "scale_invariant"
     assert rules["model.layers.0.self_attn.v_proj.weight"] == "general"
     assert rules["model.norm.weight"] == "low_dim"
     # weight_decay and learning_rate of TrainingArguments do not reach it ...
-    assert {(g["lr"], g["weight_decay"]) for g in built.optimizer.param_groups} == {(1e-3, 0.01)}
+    assert {(g["lr"], g["weight_decay"]) for g in built.optimizer.param_groups} == {(1e-3, 0.1)}
     # ... and do the other way, where rules go by shape
-    by_class = hf_trainer(module, hf_arguments(tmp_path), "class").create_optimizer()
+    by_class = hf_trainer(module, hf_arguments(tmp_path), "AdamO's class").create_optimizer()
     assert isinstance(by_class, AdamO)
     assert [group["weight_decay"] for group in by_class.param_groups] == [5e-4, 0.0]
     assert {row.rule for row in by_class.explain()} == {"general", "low_dim"}
+    from transformers import Trainer
+
+    pair = (AngularAdamW, {"lr": 1e-3})
+    trainer = Trainer(module.make_model(), built.args, optimizer_cls_and_kwargs=pair)
+    with pytest.warns(UserWarning, match=r"nothing turns.*AngularAdamW\(param_groups\("):
+        trainer.create_optimizer()
 
 
-def test_transformers_callback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@BOTH
+def test_transformers_callback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: Any
+) -> None:
     module = example("huggingface_trainer", "transformers", "accelerate", "tensorboard")
     from adamo_optim.callbacks import transformers_callback
 
     args = hf_arguments(tmp_path, report_to="tensorboard", save_strategy="no")
-    trainer = module.make_trainer(args)
+    trainer = hf_trainer(module, args, kind.__name__)
     trainer.add_callback(transformers_callback(trainer, every=2, prefix="two"))
     trainer.train()
     (folder,) = {path.parent for path in tmp_path.rglob("events.out*")}
-    events = scalars(folder)["train/two/norm/model.embed_tokens.weight"]
+    events = scalars(folder)["train/two/norm/model.layers.0.self_attn.q_proj.weight"]
     assert [event.step for event in events] == [2, 4, 6]
     assert "two/norm" not in capsys.readouterr().out
     assert not any("two/" in key for entry in trainer.state.log_history for key in entry)
@@ -151,6 +166,7 @@ def test_transformers_example(
     run_main(module, monkeypatch, "--steps", 20, "--out", tmp_path)
     out = capsys.readouterr().out
     assert "scale-invariant by Euler's identity" in out
+    assert "turns: " in out
     lines = [line for line in out.splitlines() if line.startswith("{'loss'")]
     assert lines[1] == lines[2]  # steps 11 to 20, and the same resumed
 
@@ -168,7 +184,10 @@ def test_accelerate_example(
     assert {state["step"].item() for state in saved["state"].values()} == {16.0}  # 32 batches
 
 
-def test_accelerate_clips_what_adamo_sees_and_logs_through_the_wrapper(tmp_path: Path) -> None:
+@BOTH
+def test_accelerate_clips_what_a_step_sees_and_logs_through_the_wrapper(
+    tmp_path: Path, kind: Any
+) -> None:
     pytest.importorskip("accelerate")
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -176,17 +195,21 @@ def test_accelerate_clips_what_adamo_sees_and_logs_through_the_wrapper(tmp_path:
     AcceleratorState._reset_state(True)  # another test may have chosen a GPU for this process
     accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
     accelerator.init_trackers("run")
-    model = nn.Linear(4, 2)
-    model, optimizer = accelerator.prepare(model, AdamO(model.named_parameters()))
+    model = nn.Sequential(nn.Linear(4, 2, bias=False), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    groups = param_groups(model, torch.randn(8, 4))
+    model, optimizer = accelerator.prepare(model, kind(groups))
     accelerator.backward(model(torch.randn(8, 4)).square().sum() * 1e3)
     accelerator.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
+    grads = {name: float(p.grad.norm()) for name, p in model.named_parameters()}
+    assert sum(x**2 for x in grads.values()) == pytest.approx(1.0, rel=1e-4)
     rows = optimizer.optimizer.diagnostics(synchronize=True)
-    total = sum(row["gradient_norm"] ** 2 for row in rows.values()) ** 0.5
-    assert total == pytest.approx(1.0, rel=1e-4)
+    assert rows.keys() == (grads.keys() if kind is AdamO else {"0.weight"})
+    for name, row in rows.items():
+        assert row["gradient_norm"] == pytest.approx(grads[name], rel=1e-5)
     assert log_diagnostics(optimizer, accelerator, 100)
     accelerator.end_training()
-    assert "adamo/norm/weight" in scalars(tmp_path / "run")
+    assert "adamo/norm/0.weight" in scalars(tmp_path / "run")
 
 
 # ---- Lightning ------------------------------------------------------------------------------
@@ -217,16 +240,17 @@ def test_lightning_resumes_bit_for_bit(tmp_path: Path, manual: bool, precision: 
 
 
 @lightning
-def test_lightning_does_not_clip_for_fused_backends_under_mixed_precision(tmp_path: Path) -> None:
+@BOTH
+def test_lightning_does_not_clip_for_fused_backends_under_mixed_precision(kind: Any) -> None:
     """Why the example does not say fused=True, for any optimizer."""
     module = example("lightning_module", "lightning", "tensorboard")
 
     class Fused(module.Classifier):
         def configure_optimizers(self) -> Any:
-            return AdamO(self.net.parameters(), fused=True)
+            return kind([{"params": self.net.parameters(), "rule": "general"}], fused=True)
 
     fused = {row.backend for row in AdamO(nn.Linear(2, 2).parameters()).explain()} == {"fused"}
-    if not fused:
+    if not fused and kind is AdamO:
         pytest.skip("the native kernel was not built")
     loader = module.make_loader()
     net = Fused(next(iter(loader))[0], 1)
@@ -260,7 +284,8 @@ def test_lightning_example(
 # ---- timm -----------------------------------------------------------------------------------
 
 
-def test_timm_factory_makes_adamo_with_its_own_groups() -> None:
+@BOTH
+def test_timm_factory_makes_ours_with_its_own_groups(kind: Any) -> None:
     example("timm_classifier", "timm")
     import timm
     from timm.optim import create_optimizer_v2, list_optimizers
@@ -269,38 +294,55 @@ def test_timm_factory_makes_adamo_with_its_own_groups() -> None:
 
     register()
     register()
-    assert "adamo" in list_optimizers()
+    assert {"adamo", "angularadamw"} <= set(list_optimizers())
     model = timm.create_model(
         "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=8, depth=1, num_heads=2
     )
-    optimizer = create_optimizer_v2(
-        model, opt="adamo", lr=1e-3, weight_decay=5e-4, betas=(0.8, 0.9), eps=1e-6, guard=False
-    )
-    assert isinstance(optimizer, AdamO)
+    settings = {"lr": 1e-3, "weight_decay": 5e-4, "betas": (0.8, 0.9), "eps": 1e-6}
+    if kind is AdamO:
+        optimizer = create_optimizer_v2(model, opt="adamo", guard=False, **settings)
+    else:
+        with pytest.warns(UserWarning, match="nothing turns"):
+            optimizer = create_optimizer_v2(model, opt="angularadamw", **settings)
+    assert isinstance(optimizer, kind)
     decay = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert decay[model.pos_embed] == 0.0  # model.no_weight_decay()
     assert decay[model.head.weight] == 5e-4
     group = optimizer.param_groups[0]
-    assert (group["betas"], group["eps"], group["guard"]) == ((0.8, 0.9), 1e-6, False)
+    assert (group["betas"], group["eps"], group.get("guard")) == (
+        (0.8, 0.9),
+        1e-6,
+        False if kind is AdamO else None,
+    )
 
 
-def test_timm_layer_decay_scales_both_step_sizes() -> None:
+@pytest.mark.parametrize("name", ["adamo", "angularadamw"])
+def test_timm_layer_decay_scales_both_step_sizes(name: str) -> None:
     module = example("timm_classifier", "timm")
+    from timm.optim import create_optimizer_v2
     from timm.scheduler import CosineLRScheduler
+
+    from adamo_optim.integrations.timm import param_group_fn, register
 
     images, labels = module.make_data(32)
     model = module.make_model()
-    optimizer = module.make_optimizer(model, images)
+    register()
+    groups = param_group_fn(images[:8], weight_decay=1e-3, layer_decay=0.8)
+    optimizer = create_optimizer_v2(model, opt=name, lr=3e-4, param_group_fn=groups)
+    start = {key: p.detach().clone() for key, p in model.named_parameters()}
     scheduler = CosineLRScheduler(optimizer, t_initial=10, t_in_epochs=False)
     scheduler.step_update(0)
     F.cross_entropy(model(images), labels).backward()
     optimizer.step()
     rates = {name: g["lr"] for g in optimizer.param_groups for name in g["param_names"]}
-    assert rates["fc.weight"] == pytest.approx(3e-3)
+    assert rates["fc.weight"] == pytest.approx(3e-4)
     assert rates["conv1.0.weight"] < 0.5 * rates["fc.weight"]
-    for name, row in optimizer.diagnostics(synchronize=True).items():
-        if row["eta_radial"] == row["eta_radial"]:  # not low-dim
-            assert row["eta_radial"] == pytest.approx(100 * rates[name])
+    for key, row in optimizer.diagnostics(synchronize=True).items():
+        if name == "angularadamw":  # the first step: m̂/√ŝ is g over its own root mean square
+            assert row["angle"] == pytest.approx(rates[key] / 0.015, rel=1e-3)
+            assert model.get_parameter(key).norm() == pytest.approx(start[key].norm(), rel=1e-5)
+        elif row["eta_radial"] == row["eta_radial"]:  # not low-dim
+            assert row["eta_radial"] == pytest.approx(100 * rates[key])
     rules = {row.name: row.rule for row in optimizer.explain()}
     assert rules["layer1.0.conv1.weight"] == "scale_invariant"
     assert rules["fc.weight"] == "general"
@@ -316,7 +358,11 @@ def test_timm_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 # ---- plain PyTorch and PEFT -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [["--no-compile"], []], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "flags",
+    [["--no-compile"], [], ["--no-compile", "--optimizer", "adamo"]],
+    ids=["eager", "compiled", "adamo"],
+)
 def test_plain_example(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -331,12 +377,14 @@ def test_plain_example(
     assert sorted(event.step for event in events) == [16, 32, 32]
 
 
-def test_grad_scaler_on_a_cpu_unscales_clips_and_skips() -> None:
+@BOTH
+def test_grad_scaler_on_a_cpu_unscales_clips_and_skips(kind: Any) -> None:
     """The loop of plain_pytorch.py with its GradScaler enabled, which it is on a GPU only."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    hidden = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8))
+    model = nn.Sequential(*hidden, nn.ReLU(), nn.Linear(8, 2))
     x = torch.randn(16, 4)
-    optimizer = AdamO(param_groups(model, x))
+    optimizer = kind(param_groups(model, x))
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     for overflow in (False, True, False):
         before = [p.detach().clone() for p in model.parameters()]
