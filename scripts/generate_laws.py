@@ -1,4 +1,4 @@
-"""Writes the scalar laws of ``law.py`` in C and for Triton. ``--check`` says whether they are current.
+"""Writes the scalar laws of ``law.py`` in C and for Triton; ``--check``: are they current?
 
 A law is a function of NamedTuples of numbers. Its helpers are put in place, so that it becomes one
 list of assignments; the two languages differ only in how an expression is spelled:
@@ -64,7 +64,8 @@ class Law:
         self.lines: list[tuple[str, ast.expr]] = []
         result = self.flatten(function, {})
         assert isinstance(result, ast.Tuple)
-        self.results = [(call.func.id, {k.arg: k.value for k in call.keywords}) for call in result.elts]  # type: ignore[attr-defined]  # fmt: skip
+        calls: list[Any] = result.elts
+        self.results = [(x.func.id, {k.arg: k.value for k in x.keywords}) for x in calls]
 
     def flatten(self, function: ast.FunctionDef, names: dict[str, ast.expr]) -> ast.expr:
         """Append the assignments of a function; ``names`` are what its arguments stand for."""
@@ -134,7 +135,7 @@ class Writer:
                 return repr(self.source.constants[name])
             case ast.Name(id=name):
                 return name
-            case ast.Constant(value=value):
+            case ast.Constant(value=int() | float() as value):
                 return repr(float(value))
             case ast.Attribute(value=ast.Name(id=owner), attr=field):
                 return self.field(owner, field)

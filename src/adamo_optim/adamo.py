@@ -21,6 +21,7 @@ from .state import (
     MOMENTS,
     NUMBERS,
     initialize,
+    is_previous,
     rows_of,
     sampled_state,
     whole_previous,
@@ -208,7 +209,13 @@ class AdamO(Blockwise):
 
     def _check_state(self, state: Mapping[str, Any], p: Tensor, name: str) -> None:
         check_buffers(state, p, name, MOMENTS)
-        check_numbers(state, p, name, NUMBERS)
+        check_numbers(state, p, name, NUMBERS, by_row=True)
+        previous = state.get("previous_grad")
+        if previous is not None and not is_lazy(p) and not is_previous(previous, p):
+            raise ValueError(
+                f"{name} of shape {tuple(p.shape)} needs a dense previous_grad of that shape or of "
+                'its rows that "sampled" keeps, and this state_dict has another: it is damaged.'
+            )
 
     # ---- what the base class asks ---------------------------------------------------------
 
@@ -243,7 +250,10 @@ class AdamO(Blockwise):
         rule, reason = self._refined(p, *rule_of(p, group))
         if rows := rows_of(p, group, rule):
             reason += f"; {rows} blocks, one a row"
-        return rule, reason, *(("none", "on the meta device") if p.is_meta else self._backend(p, group, name))  # fmt: skip
+        if p.is_meta:
+            return rule, reason, "none", "on the meta device"
+        backend, note = self._backend(p, group, name)
+        return rule, reason, backend, note
 
     def _refined(self, p: Tensor, rule: str, reason: str) -> tuple[str, str]:
         """What the first step decides: a block that starts at zero follows Adam for good."""

@@ -45,6 +45,10 @@ class Layout:
             mesh_row = self.on_mesh[mesh]
             self.on_mesh[mesh] += rows or 1
             if not optimizer._trains(p):
+                if p.is_meta and p.grad is not None and group["fused"]:
+                    raise RuntimeError(
+                        f"fused=True cannot be honoured for {name}: it is on the meta device"
+                    )
                 self.resting.append(p)
                 continue
             key = (p.device, optimizer._backend(p, group, name)[0], mesh)
@@ -241,7 +245,7 @@ class Blockwise(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """What pickle writes."""
         result, copies = super().__getstate__(), self._copies()
-        states = defaultdict(dict)
+        states: defaultdict[Any, Any] = defaultdict(dict)
         for p, state in result["state"].items():
             states[p] = copies.get(id(state), state)
         return {**result, "state": states}
@@ -259,7 +263,7 @@ class Blockwise(Optimizer):
                         self.state[p][name] = value.to(p.device)
 
     def _copies(self) -> dict[int, dict[str, Any]]:
-        """States whose numbers are those of now and not views of what a next step changes, by id."""
+        """The states, by id, with numbers of their own: the next step changes the others."""
         copies: dict[int, dict[str, Any]] = {}
         for bucket in self._layout.buckets if self._layout else ():
             if bucket.differentiable:

@@ -22,6 +22,7 @@ KEEP_GROUPS = (
 )
 # What belongs to the parameters of an optimizer and not to the options of a checkpoint.
 OURS = ("params", "param_names", "rule", "found", "order")
+NOT_NEGATIVE = ("step", "curvature_step", "tau_reference", "mean_square")
 
 
 def checked(state_dict: Mapping[str, Any], optimizer: Blockwise) -> dict[str, Any]:
@@ -48,6 +49,8 @@ def checked(state_dict: Mapping[str, Any], optimizer: Blockwise) -> dict[str, An
     for p, name, _, number in optimizer._parameters():
         state = states.get(keys[number])
         if state:
+            if not isinstance(state, Mapping):
+                raise ValueError(f"the state of {name} must be a dictionary, got {state!r}")
             optimizer._check_state(state, p, name)
     return result
 
@@ -93,11 +96,13 @@ def check_buffers(state: Mapping[str, Any], p: Tensor, name: str, keys: tuple[st
         )
 
 
-def check_numbers(state: Mapping[str, Any], p: Tensor, name: str, keys: tuple[str, ...]) -> None:
+def check_numbers(
+    state: Mapping[str, Any], p: Tensor, name: str, keys: tuple[str, ...], by_row: bool = False
+) -> None:
     """Numbers are numbers: one, or one for each row; finite; and the steps are counted."""
     if "step" not in state:
         raise ValueError(f"the state of {name} has no step: the state_dict is damaged.")
-    rows = p.shape[:1] if not is_lazy(p) and p.dim() > 1 else torch.Size()
+    rows = p.shape[:1] if by_row and not is_lazy(p) and p.dim() > 1 else torch.Size()
     for key in keys:
         if key not in state:
             continue
@@ -108,8 +113,37 @@ def check_numbers(state: Mapping[str, Any], p: Tensor, name: str, keys: tuple[st
         value = local(value)
         if value.shape not in (torch.Size(), torch.Size([1]), rows):
             raise ValueError(f"{key} of {name} must be a number, got shape {tuple(value.shape)}")
-        if not value.is_meta and not bool(torch.isfinite(value).all()):
+        if value.is_meta:
+            continue
+        if not bool(torch.isfinite(value).all()):
             raise ValueError(f"{key} of {name} must be finite, got {value}")
+        if key in NOT_NEGATIVE and bool((value < 0).any()):
+            raise ValueError(f"{key} of {name} must be >= 0, got {value}")
+
+
+def from_adamw(state_dict: dict[str, Any], optimizer: Blockwise) -> dict[str, Any]:
+    """The state_dict of torch's AdamW, or Adam, in our groups."""
+    for group in state_dict["param_groups"]:
+        if "schema" in group:
+            raise ValueError(
+                "this state_dict was written by AdamO, whose moments are others than AdamW's: "
+                "start afresh"
+            )
+        if "betas" not in group:
+            raise ValueError("this state_dict is neither AdamW's, Adam's nor AngularAdamW's")
+        if group.get("amsgrad"):
+            raise ValueError(
+                "this state_dict has amsgrad=True, and AngularAdamW keeps no maximum of second "
+                "moments: continue it with torch.optim.AdamW, or set amsgrad=False in its groups"
+            )
+        coupled = group.get("decoupled_weight_decay") is False
+        if coupled and float(group.get("weight_decay", 0)) > 0:
+            raise ValueError(
+                f"this state_dict is torch.optim.Adam's with weight_decay={group['weight_decay']}, "
+                "an L2 term in the gradient, which AngularAdamW does not have: set weight_decay in "
+                "its groups to 0, load it, and then set what you want as AdamW's"
+            )
+    return regrouped(state_dict, optimizer)
 
 
 def regrouped(state_dict: dict[str, Any], optimizer: Blockwise) -> dict[str, Any]:

@@ -90,9 +90,7 @@ def apply(blocks: Blocks, first: ForMoments, second: ForWeights, step: Tensor) -
     columns = [blocks.pick(x) for x in (*first, second.a1, second.b, unused)]
     steps = blocks.pick(step)
     for batch in batches(blocks, "w", "m", "v"):
-        *coefficients, a1, b, lost = (
-            [p.of(column[i]) for i, _, p in batch] for column in columns
-        )
+        *coefficients, a1, b, lost = ([p.of(column[i]) for i, _, p in batch] for column in columns)
         m, v = ([p.tensors[k] for _, _, p in batch] for k in (1, 2))
         u = quotients(m, v, ForMoments._make(coefficients))
         w = [p.tensors[0].to(x.dtype) for (_, _, p), x in zip(batch, u, strict=True)]

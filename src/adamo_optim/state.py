@@ -11,7 +11,7 @@ from .dtensor import as_real, is_sharded, lay_out_like, local, place_like, shard
 from .geometry import compute_dtype, scalar_dtype
 from .law import UNSET, Memory
 from .rules import needs_previous_gradient, rule_of
-from .sampling import sample_of, sample_rows
+from .sampling import sample_of, sample_range, sample_rows
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BUFFERS = (*MOMENTS, "previous_grad")
@@ -95,6 +95,15 @@ def sampled_state(previous: Tensor, p: Tensor) -> bool:
     if is_sharded(p):
         return not is_sharded(previous)
     return previous.shape != as_real(p).shape
+
+
+def is_previous(previous: object, p: Tensor) -> bool:
+    """True if this can be a g⁻ of the whole parameter or of a slice."""
+    if not isinstance(previous, Tensor) or previous.layout is not torch.strided:
+        return False
+    whole = as_real(p).shape
+    kept = (sample_range(p.shape, 0)[1], *whole[1:]) if p.dim() else whole
+    return tuple(previous.shape) in (tuple(whole), tuple(kept))
 
 
 def whole_previous(previous: Tensor, p: Tensor, number: int) -> Tensor:

@@ -5,8 +5,8 @@ addresses. Programs leave partial sums, one per chunk, which the programs of a l
 add up in a fixed order: no atomics, the same result in every run. Sums and laws are in float64,
 elementwise arithmetic is in float32, divisions and roots are IEEE's.
 
-``settings`` (the options), ``traits``, ``memory`` and ``record`` are matrices with a row for each number of
-``law.py`` and a column for each block.
+``settings`` (the options), ``traits``, ``memory`` and ``record`` are matrices with a row for each
+number of ``law.py`` and a column for each block.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from .law import (
     turn_law,
 )
 from .options import users_level
+from .sharding import whole_sums
 
 NUMBERS = TurnMemory._fields
 WATCHED_STEPS = 100  # so many turns at max_angle on end, from the first on, are worth a sentence
@@ -58,16 +59,46 @@ def end(state: dict[str, Any], p: Tensor, step_on_device: bool) -> None:
     state["step"] = local(state["step"]).detach().to(device, torch.float32)
 
 
+def started_at_zero(state: Mapping[str, Any]) -> bool:
+    """Its state is AdamW's, with a mark: it has no direction, and follows AdamW for good."""
+    return "initial_norm" in state and "exp_avg_sq" in state
+
+
+@torch.no_grad()
+def beginnings(
+    new: list[tuple[Tensor, dict[str, Any]]], states: Mapping[Tensor, Any]
+) -> list[tuple[Tensor, dict[str, Any], bool, float | Tensor]]:
+    """Of weights that may turn: is its norm 0, and what do its second moments add up to?
+
+    Reads the devices once, in the first step; one collective a mesh.
+    """
+    params = [p for p, _ in new]
+    capturing = any(p.is_cuda for p in params) and torch.cuda.is_current_stream_capturing()
+    asked = [] if capturing else params
+    filled = [torch.count_nonzero(local(p)).to(scalar_dtype(p.device)) for p in asked]
+    loaded = [p for p in params if "exp_avg_sq" in states.get(p, {})]
+    squares = [as_real(local(states[p]["exp_avg_sq"])) for p in loaded]
+    added = [x.sum(dtype=scalar_dtype(x.device)) for x in squares]
+    sums = whole_sums([*filled, *added], [*asked, *loaded])
+    counts = torch.stack([x.cpu() for x in sums[: len(asked)]]).tolist() if asked else []
+    zero = {p: not count for p, count in zip(asked, counts, strict=True)}
+    totals = dict(zip(loaded, sums[len(asked) :], strict=True))
+    return [(p, group, zero.get(p, False), totals.get(p, 0.0)) for p, group in new]
+
+
 class TwoPasses(Bucket):
     """Blocks that AngularAdamW turns."""
 
     Options, Traits, Memory, RECORD = TurnOptions, TurnTraits, TurnMemory, TURN_RECORD
     BUFFERS = ("exp_avg",)
-    quantities = staticmethod(of_turns)
     watched = 0  # steps so far in which every block was at max_angle; -1: no longer of interest
 
     def traits_of(self, member: Member) -> TurnTraits:
-        return TurnTraits(inverse_root=max(real_numel(member.p), 1) ** -0.5)  # type: ignore[arg-type]
+        inverse_root: Any = max(real_numel(member.p), 1) ** -0.5
+        return TurnTraits(inverse_root)
+
+    def quantities(self, record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
+        return of_turns(record, memory)
 
     @staticmethod
     def numbers_of(group: Mapping[str, Any]) -> Iterator[float | Tensor]:
@@ -101,7 +132,7 @@ class TwoPasses(Bucket):
         if self.watched < 0:
             return
         asked = [self.asked(group) for group in self.groups]
-        if not all(x is not None and x > group["max_angle"] for x, group in zip(asked, self.groups, strict=True)):  # fmt: skip
+        if any(x <= group["max_angle"] for x, group in zip(asked, self.groups, strict=True)):
             self.watched = -1
             return
         self.watched += 1
@@ -117,11 +148,11 @@ class TwoPasses(Bucket):
             )
 
     @staticmethod
-    def asked(group: Mapping[str, Any]) -> float | None:
-        """The angle of a step, where the host knows it without reading a device."""
+    def asked(group: Mapping[str, Any]) -> float:
+        """The angle of a step; 0 where the host does not know it without reading a device."""
         lr, rms = group["lr"], group["angular_rms"]
         if rms is None or any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (lr, rms)):
-            return None
+            return 0.0
         lr, rms = (x.item() if isinstance(x, Tensor) else float(x) for x in (lr, rms))
         return lr / rms
 

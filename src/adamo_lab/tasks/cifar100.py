@@ -130,7 +130,7 @@ class Cifar100(Task):
 
     @property
     def channels_last(self) -> bool:
-        """On GPUs alone: on CPUs without AVX-512 torch 2.13 corrupts memory in its backward pass."""
+        """On GPUs alone: torch 2.13 corrupts memory with it on CPUs without AVX-512."""
         return self.options["channels_last"] and self.device.type == "cuda"
 
     def example(self) -> Any:
