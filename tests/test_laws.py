@@ -70,9 +70,9 @@ def numbers_of_adamo(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
     sign = {"sign": lambda: 2 * flag() - 1}
     options = {
-        **{name: rand for name in ("beta1", "beta2", "radial_beta", "curvature_beta")},
-        **{name: or_off for name in ("isotropic_decay", "radial_lr", "curvature_target", "delta")},
-        **{name: flag for name in ("guard", "curvature_auto")},
+        **dict.fromkeys(("beta1", "beta2", "radial_beta", "curvature_beta"), rand),
+        **dict.fromkeys(("isotropic_decay", "radial_lr", "curvature_target", "delta"), or_off),
+        **dict.fromkeys(("guard", "curvature_auto"), flag),
         **sign,
     }
     memory = {"step": count, "curvature_step": count, "radial_momentum": signed}
