@@ -669,20 +669,29 @@ def fsdp1_where_nothing_turns(_: Path) -> None:
 
 
 @check(2)
-def a_run_that_began_with_adamw(_: Path) -> None:
-    """Whole or sharded, by load_state_dict or through torch.distributed.checkpoint."""
+def a_run_that_began_with_adamw(folder: Path) -> None:
+    """Whole, sharded, or sharded and through torch.distributed.checkpoint."""
     ends = []
-    for sharded in (False, True):
-        model = net()
-        groups = param_groups(model, batch(0))
-        model = shard(model) if sharded else model
-        adamw = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.02)
+    for way in ("whole", "sharded", "saved"):
+
+        def begin(sharded: bool) -> tuple[Net, Any, torch.optim.AdamW]:
+            model = net()
+            groups = param_groups(model, batch(0))
+            model = shard(model) if sharded else model
+            return model, groups, torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.02)
+
+        model, groups, adamw = begin(way != "whole")
         train(model, adamw, range(5))
+        if way == "saved":
+            save(model, adamw, folder / "adamw", flat=False)
+            model, groups, adamw = begin(sharded=True)
+            load(model, adamw, folder / "adamw", flat=False)
         ends.append(AngularAdamW(rebind(groups, model)))
         ends[-1].load_state_dict(adamw.state_dict())
         assert {group["lr"] for group in ends[-1].param_groups} == {1e-2}
         train(model, ends[-1], range(5, 10))
     compare(ends[0], ends[1], 1e-9, "from AdamW")
+    compare(ends[0], ends[2], 1e-9, "from a checkpoint of AdamW")
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
