@@ -261,7 +261,10 @@ def test_fused_is_refused_for_strided_parameters() -> None:
         AdamO(Regression(contiguous=False).params, fused=True)
 
 
-@pytest.mark.parametrize("layout", ["strided", "channels last", "expanded gradient"])
+@pytest.mark.parametrize(
+    "layout",
+    ["strided", "channels last", "channels last from the second step", "expanded gradient"],
+)
 @over_entries()
 def test_the_default_form_takes_any_layout(entry: Entry, layout: str) -> None:
     """torch's fused kernel for CPUs is wrong in silence where the layouts differ."""
@@ -274,8 +277,13 @@ def test_the_default_form_takes_any_layout(entry: Entry, layout: str) -> None:
         bias = bias[:, 0] if layout == "strided" else bias[:, 0].contiguous()
         params = [nn.Parameter(weight), nn.Parameter(bias)]
         optimizer = entry.make(params, **flags)
-        for _ in range(3):
+        for step in range(3):
+            if step == 1 and "second step" in layout:
+                params[0].grad = None
+                params[0].data = params[0].data.contiguous(memory_format=torch.channels_last)
             params[0].grad = torch.randn(6, 4, 3, 3, generator=source)
+            if "second step" in layout and step > 0:
+                params[0].grad = params[0].grad.contiguous(memory_format=torch.channels_last)
             params[1].grad = torch.randn(6, generator=source)
             if layout == "expanded gradient":
                 params[0].grad = torch.randn(3, generator=source).expand(6, 4, 3, 3)

@@ -99,7 +99,7 @@ class AdamO(Blockwise):
     """
 
     STRUCTURE = (
-        *("rule", "found", "low_dim", "previous_gradient", "block", "rounding"),
+        *("rule", "found", "low_dim", "previous_gradient", "decay_lr", "block", "rounding"),
         *("foreach", "fused", "capturable", "differentiable"),
     )
     NUMBERS = (*NUMBERS, *BUFFERS)
@@ -234,10 +234,6 @@ class AdamO(Blockwise):
     def _backend(self, p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
         by_row = rows_of(p, group, self._rule(p, group)) is not None
         return choose(p, group, name, by_row)
-
-    def _structure(self) -> list[Any]:
-        no_curvature = [group["curvature_target"] is None for group in self.param_groups]
-        return [*super()._structure(), no_curvature]
 
     def _populate(self) -> None:
         """State exists before the first step, so that saving a fresh optimizer changes nothing."""

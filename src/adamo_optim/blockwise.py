@@ -16,7 +16,7 @@ from . import checkpoint, diagnostics, sharding
 from .buckets import Bucket, Member, same
 from .dtensor import is_sharded, local, mesh_of, placements_of
 from .explain import Explanation, Parameter
-from .options import as_pair, check_options, refuse_misspelt
+from .options import OPTIONAL, as_pair, check_options, refuse_misspelt
 
 FLAT_PARAMETER_HELP = (
     "The norm of every weight tensor is needed, and a flattened parameter has lost it. "
@@ -263,16 +263,22 @@ class Blockwise(Optimizer):
                         self.state[p][name] = value.to(p.device)
 
     def _copies(self) -> dict[int, dict[str, Any]]:
-        """The states, by id, with numbers of their own: the next step changes the others."""
+        """The states, by id, with numbers of their own: the next step changes the others.
+
+        Those of one parameter share no memory with those of another: ``pickle`` writes all that is
+        behind a tensor, and every number would bring the whole matrix.
+        """
         copies: dict[int, dict[str, Any]] = {}
         for bucket in self._layout.buckets if self._layout else ():
             if bucket.differentiable:
                 continue
-            keys, matrix = bucket.Memory._fields, bucket.memory.detach().clone()
-            for member, *numbers in zip(
-                bucket.members, *map(bucket.numbers_by_member, matrix), strict=True
-            ):
-                copies[id(member.state)] = {**member.state, **dict(zip(keys, numbers, strict=True))}
+            keys, matrix = bucket.Memory._fields, bucket.memory.detach().T.contiguous()
+            parts = torch._foreach_mul(list(bucket.numbers_by_member(matrix)), 1.0)  # copies
+            for member, part in zip(bucket.members, parts, strict=True):
+                # rows one after the other: torch.distributed broadcasts what lies in memory
+                vectors = part.unbind() if part.dim() == 1 else part.T.contiguous().unbind()
+                numbers = dict(zip(keys, vectors, strict=True))
+                copies[id(member.state)] = {**member.state, **numbers}
         return copies
 
     # ---- layout ---------------------------------------------------------------------------
@@ -295,9 +301,13 @@ class Blockwise(Optimizer):
                 number += 1
 
     def _structure(self) -> list[Any]:
-        """What of the groups decides a layout."""
+        """What of the groups decides a layout; also what None switches off, as no number can."""
         return [
-            (list(map(id, group["params"])), [group.get(name) for name in self.STRUCTURE])
+            (
+                list(map(id, group["params"])),
+                [group.get(name) for name in self.STRUCTURE],
+                [group.get(name) is None for name in OPTIONAL],
+            )
             for group in self.param_groups
         ]
 

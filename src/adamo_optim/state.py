@@ -38,7 +38,7 @@ def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], number: 
     shape = () if rows is None else (rows,)
     for key, start in START.items():
         old = state.get(key, start)
-        old = local(old) if isinstance(old, Tensor) else torch.tensor(float(old))
+        old = local(old) if isinstance(old, Tensor) else torch.tensor(float(old), device=p.device)
         if old.shape != shape:  # block has changed: what is known of the whole, or of all rows
             old = old.mean().expand(shape) if old.numel() else torch.full(shape, start)
         if old.device != p.device or old.dtype != scalar or not isinstance(state.get(key), Tensor):

@@ -13,7 +13,7 @@ from .backends import fused_module
 from .blocks import Blocks, block_of
 from .buckets import Bucket, Member
 from .diagnostics import of_turns
-from .dtensor import as_real, local
+from .dtensor import as_real, lay_out_like, local
 from .geometry import real_numel, scalar_dtype
 from .law import (
     TURN_RECORD,
@@ -42,10 +42,14 @@ def begin(state: dict[str, Any], p: Tensor, squares: float | Tensor = 0.0) -> No
     mean = squares / max(real_numel(p), 1)
     start = {"step": 0.0, "mean_square": mean, "initial_norm": UNSET}
     for key, value in start.items():
-        old = torch.as_tensor(state.get(key, value))
+        old = state.get(key, value)
+        old = old if isinstance(old, Tensor) else torch.tensor(float(old), device=p.device)
         state[key] = local(old).to(p.device, scalar).reshape(())
-    if "exp_avg" not in state:
+    old = state.get("exp_avg")
+    if old is None:
         state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    elif old.shape == p.shape:  # a model may change its layout or move, or a checkpoint differ
+        state["exp_avg"] = lay_out_like(old.to(p.device, p.dtype), p)
 
 
 def end(state: dict[str, Any], p: Tensor, step_on_device: bool) -> None:
