@@ -213,7 +213,7 @@ def ratio(cell: dict[str, Any]) -> str:
 
 def training() -> str:
     rows = [["network", "AngularAdamW", "AdamO", "steps/s under AdamW fused"]]
-    for network, found in load_bench("bench-cuda")["training"].items():
+    for network, found in load_bench("bench-cuda-training")["training"].items():
         shares = [f"{found[name]:.3f}" for name in ("AngularAdamW", "AdamO")]
         rows.append([network, *shares, f"{found['adamw_fused_steps_per_second']:.0f}"])
     return table(rows)

@@ -13,6 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .law import NORM_FLOOR
@@ -240,8 +241,8 @@ def warn_of_collapse(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def users_level() -> int:
-    """The ``stacklevel`` of the first line outside this package, for the caller's warning."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and PACKAGE in Path(frame.f_code.co_filename).parents:
+    """The ``stacklevel`` of the first line outside this package and torch, for a warning."""
+    frame, level, ours = sys._getframe(1), 1, {PACKAGE, Path(torch.__file__).parent}
+    while frame.f_back is not None and ours & set(Path(frame.f_code.co_filename).parents):
         frame, level = frame.f_back, level + 1
     return level
