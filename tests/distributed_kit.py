@@ -37,7 +37,24 @@ def check(*worlds: int) -> Callable[[Callable[[Path], None]], Callable[[Path], N
 
 
 def outcomes(module: str, world: int, folder: Path) -> dict[str, str]:
-    """Run the module's checks on ``world`` ranks: "" for a passed one, else what went wrong."""
+    """Run the module's checks on ``world`` ranks: "" for a passed one, else what went wrong.
+
+    Where another process has begun to, in the same folder, wait for what it finds.
+    """
+    result = folder / f"outcomes-{world}.json"
+    try:
+        (folder / f"begun-{world}").touch(exist_ok=False)
+    except FileExistsError:
+        while not result.exists():
+            time.sleep(0.2)
+        return json.loads(result.read_text())
+    found = _launch(module, world, folder)
+    result.with_suffix(".new").write_text(json.dumps(found))
+    result.with_suffix(".new").replace(result)
+    return found
+
+
+def _launch(module: str, world: int, folder: Path) -> dict[str, str]:
     context = torch.multiprocessing.spawn(
         _rank, (module, world, str(folder)), nprocs=world, join=False
     )

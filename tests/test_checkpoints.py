@@ -190,3 +190,13 @@ def test_damaged_groups_are_loaded_not_at_all(
     assert optimizer.state_dict()["param_groups"] == before
     with pytest.raises(ValueError, match="a list 'param_groups' and a dictionary 'state'"):
         optimizer.load_state_dict({"state": {}})
+
+
+def test_the_numbers_of_rows_lie_in_one_piece() -> None:
+    """torch.distributed broadcasts what lies in memory, whatever the strides."""
+    model, _ = trained(0)
+    optimizer = AdamO(model.named_parameters(), block="row")
+    train(model, optimizer, range(2))
+    states = optimizer.state_dict()["state"].values()
+    assert any(state["tau"].shape == (8,) for state in states)
+    assert all(x.is_contiguous() for state in states for x in state.values())

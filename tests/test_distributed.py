@@ -48,7 +48,7 @@ from adamo_optim import AdamO, AngularAdamW, param_groups, rebind
 from distributed_kit import CHECKS, check, outcomes
 from oracle import CASES, ROW_CASES, TURNS
 
-pytestmark = [pytest.mark.dist]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]  # the first test waits for a launch
 EXAMPLE = Path(__file__).parent.parent / "examples" / "fsdp2.py"
 
 # Even, uneven and empty shards on 2 and 4 ranks; the last one starts at zero.
@@ -198,8 +198,10 @@ def mesh_1d() -> Any:
 def every_option(_: Path) -> None:
     mesh = mesh_1d()
     for setting in (*ADAMO.values(), *ANGULAR.values(), ADAMW):
-        for placement in (Shard(0), Shard(1), Replicate()):
-            agree(setting, torch.float64, mesh, [placement], 6)
+        for placement in (Shard(0), Shard(1)):
+            agree(setting, torch.float64, mesh, [placement], 5)
+    for setting in (*DEFAULTS, ADAMW):
+        agree(setting, torch.float64, mesh, [Replicate()], 5)
 
 
 @check(4)
@@ -213,13 +215,17 @@ def options_that_change_a_sum(_: Path) -> None:
 
 
 @check(2, 4)
-def fifty_steps(_: Path) -> None:
+def many_steps(_: Path) -> None:
     mesh = mesh_1d()
-    torch_calls = [{"foreach": False}, {"foreach": True}] if dist.get_world_size() == 2 else []
+    if dist.get_world_size() == 4:
+        for setting in DEFAULTS:
+            agree(setting, torch.float32, mesh, [Shard(0)], 20)
+        return
     for setting in (ADAMO["defaults"], ANGULAR["defaults"]):
-        for backend in ({}, *torch_calls):
-            for dtype in (torch.float64, torch.float32):
-                agree(setting, dtype, mesh, [Shard(0)], 50, **backend)
+        for dtype in (torch.float64, torch.float32):
+            agree(setting, dtype, mesh, [Shard(0)], 50)
+        for backend in ({"foreach": False}, {"foreach": True}):
+            agree(setting, torch.float32, mesh, [Shard(0)], 50, **backend)
     agree(ADAMO["rows"], torch.float32, mesh, [Shard(0)], 20)
 
 
@@ -233,11 +239,9 @@ def the_kernels_of_the_gpu(_: Path) -> None:
         module.fused_module = lambda device: cuda
     for setting, placement in (
         (ADAMO["sampled_number"], Shard(0)),
-        (ADAMO["defaults"], Shard(1)),
-        (ANGULAR["defaults"], Shard(0)),
         (ANGULAR["initial_norm"], Shard(1)),
     ):
-        _, actual = agree(setting, torch.float32, mesh_1d(), [placement], 2, those=slice(1, 5))
+        _, actual = agree(setting, torch.float32, mesh_1d(), [placement], 2, those=slice(1, 4))
         assert actual.explain()[0].backend == "fused"
     for module in users:
         module.fused_module = native
@@ -265,7 +269,7 @@ def low_precision_turns(_: Path) -> None:
 @check(4)
 def meshes_of_two_dimensions(_: Path) -> None:
     mesh = init_device_mesh("cpu", (2, 2))
-    names = ("defaults", "sampled_previous", "cosine_test", "rows")
+    names = ("defaults", "sampled_previous", "rows")
     for setting in (*(ADAMO[name] for name in names), ANGULAR["defaults"], ADAMW):
         for placements in (
             [Replicate(), Shard(0)],
@@ -275,7 +279,7 @@ def meshes_of_two_dimensions(_: Path) -> None:
             [Shard(0), Shard(0)],
             [Replicate(), Replicate()],
         ):
-            agree(setting, torch.float64, mesh, placements, 10)
+            agree(setting, torch.float64, mesh, placements, 4)
 
 
 @check(4)
@@ -371,11 +375,11 @@ def a_weight_of_zeros_without_a_gradient_on_one_rank(_: Path) -> None:
 
 
 def parameters_on(meshes: Sequence[Any]) -> list[nn.Parameter]:
-    """Weights of every shape and dtype on every mesh."""
+    """Weights of every shape and several dtypes on every mesh."""
     return [
         nn.Parameter(spread(x.to(dtype), mesh, [Shard(0)] * mesh.ndim))
         for mesh in meshes
-        for dtype in (torch.float32, torch.float64, torch.bfloat16)
+        for dtype in (torch.float32, torch.bfloat16)
         for x in weights(torch.float64)
     ]
 
@@ -878,7 +882,11 @@ def frozen_parameters(_: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("distributed")
+    """One for all workers of pytest-xdist, so that every launch takes place once."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    (base / "distributed").mkdir(exist_ok=True)
+    return base / "distributed"
 
 
 @pytest.fixture(scope="module")
