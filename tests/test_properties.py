@@ -71,7 +71,7 @@ def build(groups: list[dict[str, Any]], **options: Any) -> AdamO:
         return AdamO(groups, **options)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(GROUPS, DTYPES, KINDS, st.booleans(), st.integers(0, 2**31))
 def test_weights_stay_finite_under_the_guard(
     sets: list[tuple[dict[str, Any], float, float]],
@@ -132,10 +132,12 @@ def test_backends_agree_for_any_options(
 
 # ---- AngularAdamW: a turn is a turn ------------------------------------------------------------
 
+# Where β₁² < β₂, and u = m̂/(√ŝ + ε) has a bound: elsewhere m outlives s, as in AdamW.
+BETAS = st.tuples(BETA, BETA).filter(lambda betas: betas[0] == 0 or betas[0] ** 2 < betas[1])
 TURNS = st.fixed_dictionaries(
     {
         "lr": st.sampled_from([0.0, 1e-6, 1e-3, 1e-1, 10.0]),
-        "betas": st.tuples(BETA, BETA),
+        "betas": BETAS,
         "eps": st.sampled_from([0.0, 1e-15, 1e-8, 1e-2]),
         "weight_decay": st.sampled_from([0.0, 0.1, 100.0]),
         "angular_rms": st.sampled_from([None, 1e-6, 0.015, 10.0]),
@@ -145,7 +147,7 @@ TURNS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(TURNS, SCALES, SCALES), min_size=8, max_size=8),
     KINDS,

@@ -455,7 +455,7 @@ def test_an_optimizer_can_be_printed(case: Case) -> None:
     assert all(f"    {name}: " in text for name in case.kwargs)
 
 
-@eager
+@over_inputs()
 def test_maximize_is_descent_on_negated_gradients(case: Case) -> None:
     up, down = Regression(), Regression()
     maximize = not case.kwargs.get("maximize", False)
@@ -470,7 +470,7 @@ def test_maximize_is_descent_on_negated_gradients(case: Case) -> None:
     assert_same(clones(up.params), clones(down.params))
 
 
-@everywhere
+@over_backends(only=(*FEW, "rows"))
 def test_gradients_are_never_written_to(case: Case) -> None:
     problem = Regression()
     params: list[Tensor] = list(problem.params)

@@ -443,7 +443,7 @@ def assert_continues_alike(problem: Regression, optimizer: Any, copy: Any) -> No
     assert_same_dict(copy.state_dict(), optimizer.state_dict())
 
 
-@eager
+@over_inputs()
 def test_a_deepcopy_has_all_public_attributes_and_continues_alike(case: Case) -> None:
     problem = Regression()
     optimizer = build(problem.named, case)
