@@ -1,7 +1,7 @@
 """What the site's build adds to Markdown; without it the pages still read well on a code host.
 
 - ``$$ … $$`` becomes an SVG (see formulas.py).
-- A link to a file of the repository, such as ``../src/adamo_optim/control.py#L125``, becomes a link
+- A link to a file of the repository, such as ``../src/adamo_optim/rules.py#L50``, becomes a link
   to a page that shows that file, at that line.
 - The laboratory's report of all records goes into the site; links to ``../results`` lead to it.
 - The mark ``no-run`` of a code block (see tests/test_docs.py) is taken away.

@@ -1,7 +1,7 @@
 """Tables from records, and links to lines of code, in the pages: python docs/tables.py
 
 What stands between ``<!-- table NAME -->`` and ``<!-- end -->`` is written by this program, and so
-are the line numbers of links such as [`before`](../src/adamo_optim/control.py#L125).
+are the line numbers of links such as [`rule_of`](../src/adamo_optim/rules.py#L50).
 """
 
 from __future__ import annotations

@@ -95,7 +95,6 @@ class TwoPasses(Bucket):
 
     Options, Traits, Memory, RECORD = TurnOptions, TurnTraits, TurnMemory, TURN_RECORD
     BUFFERS = ("exp_avg",)
-    watched = 0  # steps so far in which every block was at max_angle; -1: no longer of interest
 
     def traits_of(self, member: Member) -> TurnTraits:
         inverse_root: Any = max(real_numel(member.p), 1) ** -0.5
@@ -119,9 +118,7 @@ class TwoPasses(Bucket):
             return None
         amp = {k: None if x is None else x.to(self.device) for k, x in amp.items()}
         kind = fused_module(self.device).TurnWork if self.backend == "fused" else Work
-        options = self.options()  # checks them, so that what is watched is legal
-        self.watch()
-        return kind(self, grads, options, **amp)
+        return kind(self, grads, self.options(), **amp)
 
     def moments_of_stand_ins(self) -> list[tuple[int, Tensor, Tensor]]:
         result = []
@@ -131,34 +128,36 @@ class TwoPasses(Bucket):
                 result.append((i, moment, moment.clone()))
         return result
 
-    def watch(self) -> None:
-        """Say so once where all weights turn at ``max_angle`` from the first step on."""
-        if self.watched < 0:
-            return
-        asked = [self.asked(group) for group in self.groups]
-        if any(x <= group["max_angle"] for x, group in zip(asked, self.groups, strict=True)):
-            self.watched = -1
-            return
-        self.watched += 1
-        if self.watched == WATCHED_STEPS:
-            self.watched, group = -1, self.groups[0]
-            warnings.warn(
-                f"lr={float(group['lr']):g} asks weights to turn by {asked[0]:.2g} radians a step, "
-                f"and max_angle={group['max_angle']:g} has bounded that in each of the first "
-                f"{WATCHED_STEPS} steps. An lr of {group['max_angle'] * group['angular_rms']:.2g} "
-                "or less is not bounded; a schedule that decays gets there by itself.",
-                UserWarning,
-                stacklevel=users_level(),
-            )
 
-    @staticmethod
-    def asked(group: Mapping[str, Any]) -> float:
-        """The angle of a step; 0 where the host does not know it without reading a device."""
-        lr, rms = group["lr"], group["angular_rms"]
-        if rms is None or any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (lr, rms)):
-            return 0.0
-        lr, rms = (x.item() if isinstance(x, Tensor) else float(x) for x in (lr, rms))
-        return lr / rms
+def count_bounded(steps: int, groups: list[dict[str, Any]]) -> int:
+    """One step more in which all weights turned at ``max_angle``; -1: that was not so, or is told.
+
+    ``steps``: so many there were before, from the first on.
+    """
+    asked = [asked_angle(group) for group in groups]
+    if any(x <= group["max_angle"] for x, group in zip(asked, groups, strict=True)):
+        return -1
+    if steps + 1 < WATCHED_STEPS:
+        return steps + 1
+    group = groups[0]
+    warnings.warn(
+        f"lr={float(group['lr']):g} asks weights to turn by {asked[0]:.2g} radians a step, "
+        f"and max_angle={group['max_angle']:g} has bounded that in each of the first "
+        f"{WATCHED_STEPS} steps. An lr of {group['max_angle'] * group['angular_rms']:.2g} "
+        "or less is not bounded; a schedule that decays gets there by itself.",
+        UserWarning,
+        stacklevel=users_level(),
+    )
+    return -1
+
+
+def asked_angle(group: Mapping[str, Any]) -> float:
+    """The angle of a step; 0 where the host does not know it without reading a device."""
+    lr, rms = group["lr"], group["angular_rms"]
+    if rms is None or any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (lr, rms)):
+        return 0.0
+    lr, rms = (x.item() if isinstance(x, Tensor) else float(x) for x in (lr, rms))
+    return lr / rms
 
 
 class Work:
