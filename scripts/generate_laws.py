@@ -16,6 +16,7 @@ import ast
 import re
 import sys
 import textwrap
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ class Law:
         return self.flatten(function, dict(zip(arguments, call.args, strict=True)))
 
 
-class Writer:
+class Writer(ABC):
     """Spells expressions; knows which names are flags."""
 
     def __init__(self, source: Source) -> None:
@@ -158,14 +159,14 @@ class Writer:
 
     logic: dict[type, str]
 
-    def field(self, owner: str, field: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def field(self, owner: str, field: str) -> str: ...
 
-    def negated(self, flag: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def negated(self, flag: str) -> str: ...
 
-    def call(self, name: str, spelled: list[str], nodes: list[ast.expr]) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def call(self, name: str, spelled: list[str], nodes: list[ast.expr]) -> str: ...
 
 
 def closes_at_end(text: str) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import ParamsT, StateDict, _use_grad_for_differentiable
+from torch.optim.optimizer import ParamsT, StateDict
 
 from .backends import choose
 from .blockwise import Blockwise
@@ -154,16 +154,8 @@ class AdamO(Blockwise):
         scheduled = {"radial_lr": None} if "radial_lr_ratio" in options else {}
         return cls(params, **{**PAPER, **scheduled, **options})
 
-    @_use_grad_for_differentiable
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Update all parameters that have a gradient; ``closure`` reevaluates the loss."""
-        self._accelerator_graph_capture_health_check()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
         self._run(self._prepare())
-        return loss
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -225,14 +217,11 @@ class AdamO(Blockwise):
     def _owns(self, p: Tensor, group: dict[str, Any]) -> bool:
         return True
 
-    def _rule(self, p: Tensor, group: dict[str, Any]) -> str:
-        return rule_of(p, group).name
-
     def _rows(self, p: Tensor, group: dict[str, Any], rule: str) -> int | None:
         return rows_of(p, group, rule)
 
     def _backend(self, p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
-        by_row = rows_of(p, group, self._rule(p, group)) is not None
+        by_row = rows_of(p, group, rule_of(p, group).name) is not None
         return choose(p, group, name, by_row)
 
     def _populate(self) -> None:

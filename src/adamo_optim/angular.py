@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import AdamW
-from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
+from torch.optim.optimizer import ParamsT
 
 from . import checkpoint, torch_adamw, turning
 from .backends import refuse_differentiable_shards, why_not_fused
@@ -108,14 +108,7 @@ class AngularAdamW(Blockwise, AdamW):
                 stacklevel=users_level(),
             )
 
-    @_use_grad_for_differentiable
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Update all parameters that have a gradient; ``closure`` reevaluates the loss."""
-        self._accelerator_graph_capture_health_check()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
         works = self._prepare()
         assert self._layout is not None
         amp = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
@@ -123,7 +116,6 @@ class AngularAdamW(Blockwise, AdamW):
             if params:
                 torch_adamw.step(group, params, fused, self._init_group, **amp)
         self._run(works)
-        return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked."""
@@ -147,11 +139,8 @@ class AngularAdamW(Blockwise, AdamW):
     def _bucket(self, device: torch.device, backend: str, mesh: Any) -> TwoPasses:
         return TwoPasses(device, backend, mesh)
 
-    def _rule(self, p: Tensor, group: dict[str, Any]) -> str:
-        return rule_of(p, group).name
-
     def _may_turn(self, p: Tensor, group: dict[str, Any]) -> bool:
-        return self._rule(p, group) == "scale_invariant" and real_numel(p) > 1
+        return rule_of(p, group).name == "scale_invariant" and real_numel(p) > 1
 
     def _needs_norms(self, group: dict[str, Any]) -> bool:
         return group["rule"] == "scale_invariant"  # whatever its parameters look like now

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import Optimizer, StateDict
+from torch.optim.optimizer import Optimizer, StateDict, _use_grad_for_differentiable
 
 from . import checkpoint, diagnostics, sharding
 from .buckets import Bucket, Member, same
 from .dtensor import is_sharded, local, mesh_of, placements_of
 from .explain import Explanation, Parameter
 from .options import OPTIONAL, as_pair, check_options, refuse_misspelt
+from .rules import rule_of
 
 FLAT_PARAMETER_HELP = (
     "The norm of every weight tensor is needed, and a flattened parameter has lost it. "
@@ -39,7 +41,7 @@ class Layout:
                 self.resting.append(p)
             if is_lazy(p) or not optimizer._owns(p, group):
                 continue
-            rule = optimizer._rule(p, group)
+            rule = rule_of(p, group).name
             rows = optimizer._rows(p, group, rule)
             mesh = mesh_of(p)
             mesh_row = self.on_mesh[mesh]
@@ -85,7 +87,7 @@ def states_of_tensors(optimizer: Optimizer) -> list[Any]:
     return [state for p, state in optimizer.state.items() if isinstance(p, Tensor)]
 
 
-class Blockwise(Optimizer):
+class Blockwise(Optimizer, ABC):
     """An optimizer that updates blocks, which have a norm; the base of both."""
 
     STRUCTURE: tuple[str, ...]  # options that decide how state is laid out
@@ -96,44 +98,56 @@ class Blockwise(Optimizer):
 
     # ---- what subclasses say --------------------------------------------------------------
 
-    def _bucket(self, device: torch.device, backend: str, mesh: Any) -> Bucket:
-        raise NotImplementedError
+    @abstractmethod
+    def _bucket(self, device: torch.device, backend: str, mesh: Any) -> Bucket: ...
 
+    @abstractmethod
     def _owns(self, p: Tensor, group: dict[str, Any]) -> bool:
         """Whether a parameter is a block, or somebody else updates it."""
-        raise NotImplementedError
 
     def _needs_norms(self, group: dict[str, Any]) -> bool:
         """Whether a group asks for what a flattened parameter cannot give."""
         return True
 
-    def _rule(self, p: Tensor, group: dict[str, Any]) -> str:
-        raise NotImplementedError
-
     def _rows(self, p: Tensor, group: dict[str, Any], rule: str) -> int | None:
         return None
 
+    @abstractmethod
     def _backend(self, p: Tensor, group: dict[str, Any], name: str) -> tuple[str, str]:
         """The name of the backend of a block, and why it is not a faster one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _populate(self) -> None:
         """Create the state that a step needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _adapted(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A state_dict that may be another optimizer's, in our groups; or ``ValueError``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _check_state(self, state: Mapping[str, Any], p: Tensor, name: str) -> None:
         """Raise ``ValueError`` if one parameter's state in a state_dict is damaged."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _describe(self, p: Tensor, name: str, group: dict[str, Any]) -> tuple[str, str, str, str]:
         """Rule, reason, backend and note of a parameter, for :meth:`explain`."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def _update(self) -> None:
+        """One step of all parameters that have a gradient."""
 
     # ---- a step ---------------------------------------------------------------------------
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update all parameters that have a gradient; ``closure`` reevaluates the loss."""
+        self._accelerator_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
 
     @torch._disable_dynamo
     def _prepare(self) -> list[Any]:

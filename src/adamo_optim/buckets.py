@@ -7,6 +7,7 @@ vectors and ``state_dict`` still sees ordinary tensors.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +51,7 @@ class Member:
         return count, first
 
 
-class Bucket:
+class Bucket(ABC):
     """The blocks of one device, and one mesh if they are sharded, that one backend updates.
 
     Its subclasses say what the law of their optimizer needs: AdamO's, and that of the weights
@@ -75,22 +76,22 @@ class Bucket:
 
     # ---- what subclasses say ----
 
+    @abstractmethod
     def traits_of(self, member: Member) -> Any:
         """The block's ``Traits`` as numbers."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def numbers_of(group: Mapping[str, Any]) -> Iterator[float | Tensor]:
         """A group's options as numbers, in the order of ``Options``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def quantities(self, record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
         """What diagnostics show of a step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def work(self, amp: Mapping[str, Tensor | None]) -> Any:
         """This step, ready to run; None without a gradient."""
-        raise NotImplementedError
 
     # ---- layout ----
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
@@ -59,7 +60,7 @@ def unsupported(p: Tensor) -> str:
     return module if isinstance(module, str) else ""
 
 
-class Native:
+class Native(ABC):
     """A step of a bucket in the native kernel; all of it at once or, sharded, pass by pass.
 
     ``grad_scale`` divides the gradients and a nonzero ``found_inf`` skips the step: what a
@@ -89,15 +90,15 @@ class Native:
             shape = (len(bucket.RECORD), bucket.blocks)
             bucket.plan = torch.zeros(shape, dtype=torch.float64, device="cpu")
 
-    def blocks_of(self, bucket: Any, grads: list[Tensor | None]) -> Blocks:
-        raise NotImplementedError
+    @abstractmethod
+    def blocks_of(self, bucket: Any, grads: list[Tensor | None]) -> Blocks: ...
 
-    def function(self, module: Any) -> Callable[..., list[int]]:
-        raise NotImplementedError
+    @abstractmethod
+    def function(self, module: Any) -> Callable[..., list[int]]: ...
 
+    @abstractmethod
     def lists(self) -> list[list[Any]]:
         """What the kernel takes of every block."""
-        raise NotImplementedError
 
     @torch._disable_dynamo
     @torch.no_grad()
