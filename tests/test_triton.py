@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from adamo_optim import AdamO, AngularAdamW
+from adamo_optim import AdamO, AngularAdamW, torch_adamw
 from oracle import (
     CASES,
     RELATIVE,
@@ -95,7 +95,7 @@ def adamw_step(optimizer: AngularAdamW) -> None:
         for group, following in zip(
             optimizer.param_groups, optimizer._layout.following, strict=True
         ):
-            optimizer._follow_adamw(group, *following)
+            torch_adamw.step(group, *following, optimizer._init_group)
 
 
 @pytest.mark.parametrize(
