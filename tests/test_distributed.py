@@ -904,6 +904,7 @@ def on_1_rank(folder: Path, on_4_ranks: dict[str, str]) -> dict[str, str]:
     return outcomes(__name__, 1, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("name", UNSLICED)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable:UserWarning")
@@ -1000,12 +1001,14 @@ def test_on_2_ranks(name: str, on_2_ranks: dict[str, str]) -> None:
     assert not error, error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [function.__name__ for function in CHECKS[1]])
 def test_on_1_rank(name: str, on_1_rank: dict[str, str]) -> None:
     error = on_1_rank.get(name, "not run, because an earlier check failed")
     assert not error, error
 
 
+@pytest.mark.slow  # four processes
 @pytest.mark.parametrize("name", [function.__name__ for function in CHECKS[4]])
 def test_on_4_ranks(name: str, on_4_ranks: dict[str, str]) -> None:
     error = on_4_ranks.get(name, "not run, because an earlier check failed")

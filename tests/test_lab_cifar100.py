@@ -348,7 +348,11 @@ class StopAfter:
 
 @pytest.mark.parametrize(
     ("optimizer", "precision"),
-    [("adamw", "float32"), ("adamo", "float32"), ("adamo", "bfloat16")],
+    [
+        ("adamw", "float32"),
+        ("adamo", "float32"),
+        pytest.param("adamo", "bfloat16", marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_run_ends_the_same(tmp_path: Path, optimizer: str, precision: str) -> None:
     run = config(optimizer=optimizer, precision=precision, batch=200, width=4)

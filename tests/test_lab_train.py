@@ -100,6 +100,7 @@ def train_in_child(what: RunConfig, folder: Path) -> None:
     train(what, folder, checkpoint_seconds=0.0)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_like_one_that_was_not(tmp_path: Path) -> None:
     """Checkpoints after every epoch, so that many kills fall into one being written."""
     what = config("toy2d", "adamo", 400, resolution=10)

@@ -164,7 +164,7 @@ def test_the_laws_in_triton(family: str) -> None:
 
     assert triton.knobs.runtime.interpret
     numbers, laws, memory_of, names = FAMILIES[family]
-    count = 300  # the interpreter runs programs one after another
+    count = 150  # the interpreter runs programs one after another
     options, traits, memory, record, active = (x[..., :count].contiguous() for x in numbers(7))
     after, rows = laws(options, traits, memory, record, active)
     launch_laws(kernels, family, options, traits, memory, record, active)

@@ -37,8 +37,9 @@ def backends_of(case: Case) -> list[dict[str, bool]]:
 
 
 @pytest.mark.parametrize("case", [*CASES, *ROW_CASES], ids=lambda case: case.name)
-def test_adamo_agrees_in_float64_after_200_steps(case: Case) -> None:
-    steps = 12 if case.ill_conditioned else 200
+def test_adamo_agrees_in_float64(case: Case) -> None:
+    by_row = case.options.get("block") == "row"  # whose reference goes over the rows one by one
+    steps = 12 if case.ill_conditioned else 100 if by_row else 200
     expected = expected_end(case, torch.float64, steps)
     for backend in backends_of(case):
         actual = train(adamo_for(case, torch.float64, **backend), steps)

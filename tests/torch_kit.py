@@ -400,8 +400,7 @@ def over_backends(
         for found in _get_optim_inputs_including_global_cliquey_kwargs(
             "cuda", torch.float32, info(entry), skip=skip
         )
-        if _wanted(found.desc.split(" & ")[0], only, ())
-        and entry.is_legal(found.kwargs, device)
+        if _wanted(found.desc.split(" & ")[0], only, ()) and entry.is_legal(found.kwargs, device)
     )
 
 
