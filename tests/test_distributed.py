@@ -975,6 +975,7 @@ def test_rebind_names_what_does_not_fit() -> None:
     assert [p for g in groups for _, p in g["params"]] == list(model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["angular", "adamo"])
 def test_the_example(tmp_path: Path, name: str) -> None:
     command = [

@@ -126,6 +126,7 @@ def test_what_has_its_data_runs(tmp_path: Path) -> None:
     assert not (tmp_path / configs[2].id).exists()
 
 
+@pytest.mark.slow
 def test_run_then_sweep_then_report(tmp_path: Path) -> None:
     out = ("--out", str(tmp_path))
     first = lab("run", "toy2d", "--epochs", "4", "--seeds", "2", "--engine", "serial", *out)

@@ -180,6 +180,7 @@ def test_a_damaged_record_stops_everything_before_it_begins(tmp_path: Path) -> N
         run_all(configs(), Setup(tmp_path), "serial")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path: Path) -> None:
     class Assassin(Witness):
         def progressed(self, config: RunConfig, epoch: int, row: dict[str, Any]) -> None:
@@ -235,6 +236,7 @@ def test_a_lock_that_its_owner_has_just_removed_is_not_held(tmp_path: Path) -> N
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_an_interrupt_leaves_checkpoints_and_says_so(tmp_path: Path, engine: str) -> None:
     command = [
@@ -381,6 +383,7 @@ def test_runs_that_differ_in_the_late_phase_share_what_comes_before(
     assert 0 < branch["seconds"] < trunk["seconds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_shared_beginning_survives_an_interruption(
     tmp_path: Path, wave: Callable[..., Any], epochs: int

@@ -560,6 +560,7 @@ def test_no_records(tmp_path: Path) -> None:
         write_report(tmp_path, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_needs_no_torch_and_repeats_itself(results: Path, page: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from adamo_lab.report import write_report; "

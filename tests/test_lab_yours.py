@@ -897,6 +897,7 @@ def test_a_report_that_cannot_be_made_is_known_at_once(
         run(tmp_path, report=True)
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("adamo_lab.report")

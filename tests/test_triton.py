@@ -66,9 +66,8 @@ def test_float32_agrees_with_the_reference(name: str) -> None:
     check(BY_NAME[name], torch.float32, STEPS)
 
 
-@pytest.mark.parametrize("name", ["defaults", "paper"])
-def test_zero_and_absent_gradients_on_the_way(name: str) -> None:
-    check(BY_NAME[name], torch.float32, 8)
+def test_zero_and_absent_gradients_on_the_way() -> None:
+    check(BY_NAME["defaults"], torch.float32, 8)
 
 
 def check(case: Case, dtype: torch.dtype, steps: int) -> None:
