@@ -84,7 +84,10 @@ def main() -> None:
     adamo({"previous_gradient": "sampled"}, torch.float32, scaled=True)
     adamo({"previous_gradient": "bfloat16"}, torch.float16, scaled=False)
     adamo({"curvature_target": None, "rounding": "stochastic"}, torch.bfloat16, scaled=False)
+    adamo({}, torch.complex64, scaled=False)  # as float32: compiles nothing
+    adamo({"previous_gradient": "bfloat16"}, torch.float64, scaled=True)
     turning(torch.float32, scaled=True)
+    turning(torch.complex128, scaled=False)
     turning(torch.bfloat16, scaled=False)
     kernels = sorted({name.split()[0] for name in compiled})
     print(f"{len(compiled)} kernels for {len(TARGETS)} targets: {', '.join(kernels)}")

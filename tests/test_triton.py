@@ -40,7 +40,7 @@ pytestmark = [
 # The interpreter runs programs one after another: the options that change a kernel, and few
 # steps; the laws are fuzzed in tests/test_laws.py.
 STEPS = 3
-FLOAT32 = (
+KERNELS = (
     "defaults",
     "no_curvature",
     "sampled_previous",
@@ -61,9 +61,10 @@ def fused_step(optimizer: Any, **amp: Any) -> None:
                 kind(bucket, grads, bucket.options(), **amp).run()
 
 
-@pytest.mark.parametrize("name", FLOAT32)
-def test_float32_agrees_with_the_reference(name: str) -> None:
-    check(BY_NAME[name], torch.float32, STEPS)
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_kernels_agree_with_the_reference(name: str, dtype: torch.dtype) -> None:
+    check(BY_NAME[name], dtype, STEPS)
 
 
 def test_zero_and_absent_gradients_on_the_way() -> None:
@@ -75,7 +76,9 @@ def check(case: Case, dtype: torch.dtype, steps: int) -> None:
     compare(optimizer, expected_end(case, dtype, steps), RELATIVE[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
 def test_turns_agree_with_the_reference(dtype: torch.dtype) -> None:
     for case in TURNS[:3]:
         optimizer, expected = (
@@ -109,6 +112,26 @@ def adamw_step(optimizer: AngularAdamW) -> None:
 )
 def test_low_precision_agrees_with_the_reference(name: str, dtype: torch.dtype) -> None:
     check(BY_NAME[name], dtype, STEPS)
+
+
+@pytest.mark.parametrize("previous", ["exact", "sampled", None])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_a_complex_weight_is_one_of_real_numbers(dtype: torch.dtype, previous: str | None) -> None:
+    """None: of AngularAdamW. A gradient may be a lazy conjugate, and laid out otherwise."""
+    source = torch.Generator().manual_seed(2)
+    start, *grads = torch.randn(4, 40, 36, dtype=dtype, generator=source)
+    p, twin = nn.Parameter(start.clone()), nn.Parameter(torch.view_as_real(start).clone())
+    options = {"foreach": False, "lr": 0.01}
+    for x in (p, twin):
+        rule = [{"params": [x], "rule": "scale_invariant"}]
+        options |= {} if previous is None else {"previous_gradient": previous}
+        optimizer: Any = (AngularAdamW if previous is None else AdamO)(rule, **options)
+        for g in grads:
+            lazy = g.T.contiguous().T.conj()
+            x.grad = lazy if x is p else torch.view_as_real(lazy.resolve_conj()).clone()
+            fused_step(optimizer)
+    assert not torch.equal(torch.view_as_real(start), twin)
+    torch.testing.assert_close(torch.view_as_real(p.detach()), twin.detach(), rtol=0, atol=0)
 
 
 def give_gradients(params: list[nn.Parameter], seed: int, scale: float = 1.0) -> None:
@@ -334,8 +357,10 @@ def test_a_weight_without_a_norm_is_left_alone() -> None:
     [
         (torch.zeros(3, 3), ""),
         (torch.zeros(3, 4).T, ""),
-        (torch.zeros(3, 3, dtype=torch.float64), "float64"),
-        (torch.zeros(3, 3, dtype=torch.complex64), "complex64"),
+        (torch.zeros(3, 3, dtype=torch.float64), ""),
+        (torch.zeros(3, 3, dtype=torch.complex64), ""),
+        (torch.zeros(3, 3, dtype=torch.complex64).conj(), "lazy"),
+        (torch.zeros(3, 3, dtype=torch.int32), "int32"),
         (torch.zeros(6, 6)[::2], "strided"),
     ],
 )

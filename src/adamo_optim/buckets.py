@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from operator import is_
 from typing import Any
 
@@ -98,10 +98,14 @@ class Bucket(ABC):
     def finish(self) -> None:
         """Lay out the matrices once all members are in."""
         members = self.members
+        if any(member.rows is not None for member in members):
+            # a backend may handle rows apart: the others, large ones first, come before them
+            members.sort(key=lambda m: (m.rows is not None, -m.p.numel()))
         self.params = [member.p for member in members]
         self.names = [member.name for member in members]
         self.states = [member.state for member in members]
         self.sizes = [member.size for member in members]
+        self.starts = [0, *accumulate(self.sizes)][:-1]  # the first block of every member
         self.blocks = sum(self.sizes)
         self.dtypes = [p.dtype for p in self.params]
         self.devices = [self.device] * len(members)
@@ -220,8 +224,8 @@ class Bucket(ABC):
                 continue
             if g.layout is not torch.strided:
                 refuse_sparse(self.names[i])
-            if g.is_neg():  # a lazy minus sign, which memory does not show
-                grads[i] = g.resolve_neg()
+            if g.is_neg() or g.is_conj():  # lazily: memory does not show it
+                grads[i] = g.resolve_conj().resolve_neg()
         return grads
 
     def options(self) -> Any:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .dtensor import local
-from .geometry import is_dense, same_strides
+from .dtensor import as_real, local
+from .geometry import compute_dtype, is_dense, real_numel, same_strides
 
 try:
     import triton
     import triton.language as tl
 
+    from . import cuda_rows
     from . import triton_kernels as kernels
 except ImportError:  # CPU builds of torch come without Triton
     triton = None
@@ -37,6 +38,9 @@ if triton is not None:
         torch.float32: tl.float32,
         torch.bfloat16: tl.bfloat16,
         torch.float16: tl.float16,
+        torch.float64: tl.float64,
+        torch.complex64: tl.float32,
+        torch.complex128: tl.float64,
     }
 
 
@@ -50,14 +54,17 @@ def unsupported(p: Tensor) -> str:
         return f"the fused CUDA kernel does not take {type(p).__name__}"
     if not is_dense(p):
         return "the fused CUDA kernel takes dense tensors only, and this one is strided"
+    if p.is_conj() or p.is_neg():
+        return "the fused CUDA kernel reads memory, which does not show a lazy conjugation or sign"
     return ""
 
 
 class Variant(NamedTuple):
-    """What is compiled into the passes for a tensor."""
+    """What is compiled into the passes for a tensor; of a complex one, for its real numbers."""
 
     W: Any
     G: Any
+    WIDE: Any  # of the arithmetic, and AdamO's moments
     PREVIOUS: Any = None
     CURVATURE: int = 0  # 0: no g⁻; 1: of the whole tensor; 2: of a slice
     STOCHASTIC: bool = False  # rounding of a bfloat16 weight
@@ -74,13 +81,15 @@ class Launch(NamedTuple):
 class Chunks:
     """All tensors cut into chunks, those of one variant next to each other."""
 
-    def __init__(self, params: list[Tensor], variants: list[Variant], length: int) -> None:
+    def __init__(
+        self, counts: list[int], variants: list[Variant], length: int, device: torch.device
+    ) -> None:
         block: list[int] = []
         start: list[int] = []
-        first, last = [0] * len(params), [0] * len(params)
+        first, last = [0] * len(counts), [0] * len(counts)
         self.launches: list[Launch] = []
-        for slot in sorted(range(len(params)), key=lambda slot: str(variants[slot])):
-            pieces = -(-params[slot].numel() // length)
+        for slot in sorted(range(len(counts)), key=lambda slot: str(variants[slot])):
+            pieces = -(-counts[slot] // length)
             first[slot], last[slot] = len(block), len(block) + pieces
             if pieces and self.launches and self.launches[-1].variant == variants[slot]:
                 *_, old = self.launches
@@ -89,7 +98,7 @@ class Chunks:
                 self.launches.append(Launch(len(block), pieces, variants[slot]))
             block += [slot] * pieces
             start += range(0, pieces * length, length)
-        upload = functools.partial(torch.tensor, device=params[0].device)
+        upload = functools.partial(torch.tensor, device=device)
         self.count = len(block)
         self.block = upload(block, dtype=torch.int32)
         self.start = upload(start, dtype=torch.int64)
@@ -110,7 +119,7 @@ class Plan:
     def __init__(self, bucket: Any, params: list[Tensor], grads: list[Tensor | None]) -> None:
         self.device, self.params = bucket.device, params
         states = [bucket.local_state(member) for member in bucket.members]
-        self.blocks = len(params)
+        self.blocks = bucket.blocks
         self.strides = [p.stride() for p in params]
         self.dtypes = [
             p.dtype if g is None else g.dtype for p, g in zip(params, grads, strict=True)
@@ -118,13 +127,13 @@ class Plan:
         buffers = [[state.get(key) for state in states] for key in bucket.BUFFERS]
         self.state_pointers = [[0 if x is None else x.data_ptr() for x in row] for row in buffers]
         variants = self.variants_of(bucket, *buffers)
-        self.short = Chunks(params, variants, WRITE["CHUNK"])
-        self.long = Chunks(params, variants, READ["CHUNK"])
-        upload = functools.partial(torch.tensor, device=self.device)
-        self.numel = upload([p.numel() for p in params], dtype=torch.int64)
+        counts = self.split(bucket, [real_numel(p) for p in params], variants)
+        self.short = Chunks(counts, variants, WRITE["CHUNK"], self.device)
+        self.long = Chunks(counts, variants, READ["CHUNK"], self.device)
+        self.numel = torch.tensor(counts, dtype=torch.int64, device=self.device)
         self.zeros = functools.partial(torch.zeros, dtype=torch.float64, device=self.device)
         self.record = self.zeros(len(bucket.RECORD), self.blocks)
-        shape = (2 + len(buffers), self.blocks)
+        shape = (2 + len(buffers), len(params))
         self.pointers = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self.host_pointers: list[list[int]] = []
         self.aligned = False
@@ -139,8 +148,14 @@ class Plan:
 
     def variants_of(self, bucket: Any, *buffers: list[Tensor | None]) -> list[Variant]:
         return [
-            Variant(TYPES[p.dtype], TYPES[g]) for p, g in zip(self.params, self.dtypes, strict=True)
+            Variant(TYPES[p.dtype], TYPES[g], TYPES[compute_dtype(p)])
+            for p, g in zip(self.params, self.dtypes, strict=True)
         ]
+
+    def split(self, bucket: Any, counts: list[int], variants: list[Variant]) -> list[int]:
+        """The entries of every tensor that are cut into chunks."""
+        self.chunked = self.blocks  # so many blocks are, the first ones
+        return counts
 
     def _host_table(self) -> Tensor:
         pin = self.device.type == "cuda"
@@ -212,7 +227,7 @@ class AdamOPlan(Plan):
         self.partial_moments = self.zeros(2, self.short.count)
         # where g⁻ lies inside g, in entries: all of it, a slice, or nothing
         starts, counts = [], []
-        for p, previous, rows in zip(params, self.previous, bucket.rows, strict=True):
+        for p, previous, rows in zip(map(as_real, params), self.previous, bucket.rows, strict=True):
             starts.append(0 if rows is None else rows[0] * p.stride(0))
             counts.append(0 if previous is None else previous.numel())
         upload = functools.partial(torch.tensor, device=self.device)
@@ -227,18 +242,34 @@ class AdamOPlan(Plan):
         self.previous = buffers[-1]
         sampled = [
             x is not None and x.shape != p.shape
-            for x, p in zip(self.previous, self.params, strict=True)
+            for x, p in zip(self.previous, map(as_real, self.params), strict=True)
         ]
         stored = next((x.dtype for x in self.previous if x is not None), None)
-        variants = []
-        for slot, (p, g, x) in enumerate(zip(self.params, self.dtypes, self.previous, strict=True)):
+        variants = super().variants_of(bucket)
+        for slot, x in enumerate(self.previous):
             curvature = 0 if stored is None else 2 if any(sampled) and x is None else 1
             if x is not None:
                 curvature = 2 if sampled[slot] else 1
             kept = TYPES[(stored or torch.float32) if x is None else x.dtype]
-            types = (TYPES[p.dtype], TYPES[g], kept)
-            variants.append(Variant(*types, curvature, bucket.stochastic[slot]))
+            more = {"CURVATURE": curvature, "STOCHASTIC": bucket.stochastic[slot]}
+            variants[slot] = variants[slot]._replace(PREVIOUS=kept, **more)
         return variants
+
+
+    def split(self, bucket: Any, counts: list[int], variants: list[Variant]) -> list[int]:
+        """Rows take one pass, and so do small tensors beside them: they share the launches."""
+        by_row = any(m.rows is not None for m in bucket.members)
+        limit = cuda_rows.REGISTERS if by_row else -1
+        one_pass = [m.rows is not None or n <= limit for m, n in zip(bucket.members, counts, strict=True)]
+        tensors = []
+        for slot, (size, variant) in enumerate(zip(bucket.sizes, variants, strict=True)):
+            if one_pass[slot]:
+                variant = variant._replace(CURVATURE=int(self.previous[slot] is not None))
+                tensors.append((slot, variant, size, counts[slot] // max(size, 1)))
+        self.programs = cuda_rows.Programs(tensors, bucket.starts, self.device)
+        self.chunked = one_pass.count(False)
+        assert not any(one_pass[: self.chunked])  # the bucket has sorted them
+        return [0 if one else n for one, n in zip(one_pass, counts, strict=True)]
 
 
 class Fused:
@@ -308,7 +339,7 @@ class Fused:
 
 
 class Work(Fused):
-    """The five launches of a step of AdamO: pass 1, law, pass 2, law, pass 3."""
+    """A step of AdamO: five launches (pass 1, law, pass 2, law, pass 3), or one pass for rows."""
 
     Plan = AdamOPlan
 
@@ -316,6 +347,9 @@ class Work(Fused):
     def run(self) -> None:
         plan = self.plan
         with self.on_device():
+            cuda_rows.launch(self, plan.programs)
+            if not plan.chunked:
+                return self.finish()
             self.reduce()
             self.before_moments(self.pointers[1], plan.partial_reduce, plan.long, plan.ratios)
             self.moments()
@@ -355,8 +389,9 @@ class Work(Fused):
                 self.key("reduce", i), kernels.reduce, count,
                 w, g, m, previous, plan.numel, plan.sample_start, plan.samples, self.grad_scale,
                 chunks.block, chunks.start, base, plan.partial_reduce, chunks.count,
-                W=variant.W, G=variant.G, PREVIOUS=variant.PREVIOUS, CURVATURE=variant.CURVATURE,
-                SCALED=self.grad_scale is not None, ALIGNED=self.aligned, **READ,
+                W=variant.W, G=variant.G, PREVIOUS=variant.PREVIOUS, WIDE=variant.WIDE,
+                CURVATURE=variant.CURVATURE, SCALED=self.grad_scale is not None,
+                ALIGNED=self.aligned, **READ,
             )  # fmt: skip
 
     def before_moments(self, active: Tensor, partial: Tensor, chunks: Any, ratios: Tensor) -> None:
@@ -364,7 +399,7 @@ class Work(Fused):
         plan = self.plan
         key = None if chunks is plan.whole else self.key("before_moments")
         plan.launch(
-            key, kernels.before_moments, plan.blocks,
+            key, kernels.before_moments, plan.chunked,
             *self.matrices, active, self.found_inf, partial, chunks.count, chunks.first,
             chunks.last, ratios, CHECKED=self.found_inf is not None, **LAW,
         )  # fmt: skip
@@ -377,15 +412,15 @@ class Work(Fused):
                 w, g, m, v, previous, plan.numel, plan.sample_start, plan.samples, self.grad_scale,
                 chunks.block, chunks.start, base, plan.partial_moments, chunks.count,
                 plan.record, plan.blocks, W=variant.W, G=variant.G, PREVIOUS=variant.PREVIOUS,
-                CURVATURE=variant.CURVATURE, SCALED=self.grad_scale is not None,
-                ALIGNED=self.aligned, **WRITE,
+                WIDE=variant.WIDE, CURVATURE=variant.CURVATURE,
+                SCALED=self.grad_scale is not None, ALIGNED=self.aligned, **WRITE,
             )  # fmt: skip
 
     def before_weights(self, partial: Tensor, chunks: Any) -> None:
         plan = self.plan
         key = None if chunks is plan.whole else self.key("before_weights")
         plan.launch(
-            key, kernels.before_weights, plan.blocks,
+            key, kernels.before_weights, plan.chunked,
             *self.matrices, partial, chunks.count, chunks.first, chunks.last, **LAW,
         )  # fmt: skip
 
@@ -396,7 +431,8 @@ class Work(Fused):
                 self.key("apply", i), kernels.apply, count,
                 w, m, v, plan.numel, chunks.block, chunks.start, base, plan.record, plan.blocks,
                 self.bucket.memory, plan.number,
-                W=variant.W, STOCHASTIC=variant.STOCHASTIC, ALIGNED=self.aligned, **WRITE,
+                W=variant.W, WIDE=variant.WIDE, STOCHASTIC=variant.STOCHASTIC,
+                ALIGNED=self.aligned, **WRITE,
             )  # fmt: skip
 
 
@@ -441,7 +477,7 @@ class TurnWork(Fused):
                 self.key("reduce", i), kernels.turn_reduce, count,
                 w, g, m, plan.numel, self.grad_scale, self.found_inf, chunks.block, chunks.start,
                 base, plan.partial, chunks.count, settings, blocks,
-                W=variant.W, G=variant.G, SCALED=self.grad_scale is not None,
+                W=variant.W, G=variant.G, WIDE=variant.WIDE, SCALED=self.grad_scale is not None,
                 CHECKED=self.found_inf is not None, ALIGNED=self.aligned, **WRITE,
             )  # fmt: skip
 
@@ -460,5 +496,5 @@ class TurnWork(Fused):
             plan.launch(
                 self.key("apply", i), kernels.turn_apply, count,
                 w, m, plan.numel, chunks.block, chunks.start, base, plan.record, plan.blocks,
-                W=variant.W, ALIGNED=self.aligned, **WRITE,
+                W=variant.W, WIDE=variant.WIDE, ALIGNED=self.aligned, **WRITE,
             )  # fmt: skip

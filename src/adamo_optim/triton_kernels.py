@@ -3,7 +3,8 @@
 A program of a pass works on one chunk of one tensor; tables on the device hold the tensors'
 addresses. Programs leave partial sums, one per chunk, which the programs of a law (one per tensor)
 add up in a fixed order: no atomics, the same result in every run. Sums and laws are in float64,
-elementwise arithmetic is in float32, divisions and roots are IEEE's.
+elementwise arithmetic is in WIDE (float32; float64 for weights that are), divisions and roots are
+IEEE's. A complex tensor is one of real numbers, twice as many.
 
 ``settings`` (the options), ``traits``, ``memory`` and ``record`` are matrices with a row for each
 number of ``law.py`` and a column for each block.
@@ -50,11 +51,12 @@ def address(table, i, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def narrow(value, dtype: tl.constexpr):
-    """float32 → the type of a tensor, to the nearest number and ties to even.
+    """To the type of a tensor, to the nearest number and ties to even.
 
     bfloat16 by hand: Triton's interpreter, in which these kernels are tested, would truncate.
     """
     if dtype == tl.bfloat16:
+        value = value.to(tl.float32)
         bits = value.to(tl.uint32, bitcast=True)
         bits = tl.where(value == value, bits + 0x7FFF + ((bits >> 16) & 1), bits | 0x400000)
         return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -74,11 +76,11 @@ def narrow_at_random(value, offsets, key):
 
 
 @triton.jit
-def fetch(pointer, offsets, end, MASKED: tl.constexpr):
-    """Entries in float32; a full tile goes without a mask, which would split wide loads."""
+def fetch(pointer, offsets, end, WIDE: tl.constexpr, MASKED: tl.constexpr):
+    """Entries in WIDE; a full tile goes without a mask, which would split wide loads."""
     if MASKED:
-        return tl.load(pointer + offsets, mask=offsets < end, other=0.0).to(tl.float32)
-    return tl.load(pointer + offsets).to(tl.float32)
+        return tl.load(pointer + offsets, mask=offsets < end, other=0.0).to(WIDE)
+    return tl.load(pointer + offsets).to(WIDE)
 
 
 @triton.jit
@@ -112,19 +114,19 @@ def touches(position, sample_start, samples, TILE: tl.constexpr):
 def reduce_tile(
     w_start, g_start, m_start, previous_start, position, end, sample_start, samples, scale,
     ww, gw, gg, kappa, mw,
-    CURVATURE: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
+    WIDE: tl.constexpr, CURVATURE: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     offsets = position + tl.arange(0, TILE)
-    w = fetch(w_start, offsets, end, MASKED).to(tl.float64)
-    g = fetch(g_start, offsets, end, MASKED) * scale
+    w = fetch(w_start, offsets, end, WIDE, MASKED).to(tl.float64)
+    g = fetch(g_start, offsets, end, WIDE, MASKED) * scale
     wide = g.to(tl.float64)
     ww += w * w
     gw += wide * w
     gg += wide * wide
-    mw += fetch(m_start, offsets, end, MASKED).to(tl.float64) * w
+    mw += fetch(m_start, offsets, end, WIDE, MASKED).to(tl.float64) * w
     if CURVATURE == 1:  # g⁻ of the whole tensor
         if samples > 0:
-            change = wide - fetch(previous_start, offsets, end, MASKED).to(tl.float64)
+            change = wide - fetch(previous_start, offsets, end, WIDE, MASKED).to(tl.float64)
             kappa += change * change
     if CURVATURE == 2:  # g⁻ of a slice
         if touches(position, sample_start, samples, TILE):
@@ -139,7 +141,7 @@ def reduce_tile(
 def reduce(
     w_table, g_table, m_table, previous_table, numel, sample_start, samples, grad_scale,
     chunk_block, chunk_start, base, partial, chunks,
-    W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr, WIDE: tl.constexpr,
     CURVATURE: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -151,7 +153,7 @@ def reduce(
     if tl.load(g_table + i) != 0:
         w = address(w_table, i, W, ALIGNED)
         g = address(g_table, i, G, ALIGNED)
-        m = address(m_table, i, tl.float32, ALIGNED)
+        m = address(m_table, i, WIDE, ALIGNED)
         previous = address(previous_table, i, PREVIOUS, ALIGNED)
         first_sample = tl.load(sample_start + i)
         count = tl.load(samples + i)
@@ -167,13 +169,13 @@ def reduce(
             for k in range(0, CHUNK, TILE):
                 ww, gw, gg, kappa, mw = reduce_tile(
                     w, g, m, previous, start + k, end, first_sample, count, scale,
-                    ww, gw, gg, kappa, mw, CURVATURE, False, TILE,
+                    ww, gw, gg, kappa, mw, WIDE, CURVATURE, False, TILE,
                 )  # fmt: skip
         else:
             for k in range(0, CHUNK, TILE):
                 ww, gw, gg, kappa, mw = reduce_tile(
                     w, g, m, previous, start + k, end, first_sample, count, scale,
-                    ww, gw, gg, kappa, mw, CURVATURE, True, TILE,
+                    ww, gw, gg, kappa, mw, WIDE, CURVATURE, True, TILE,
                 )  # fmt: skip
         tl.store(partial + program, tl.sum(ww))
         tl.store(partial + chunks + program, tl.sum(gw))
@@ -188,20 +190,33 @@ def reduce(
 @triton.jit
 def quotient(m, v, debias1, debias2, eps):
     """u = m̂/(√v̂ + ε)."""
-    return tl.div_rn(m * debias1, tl.sqrt_rn(v * debias2) + eps)
+    if m.dtype == tl.float64:
+        return m * debias1 / (tl.sqrt(v * debias2) + eps)
+    else:
+        return tl.div_rn(m * debias1, tl.sqrt_rn(v * debias2) + eps)
+
+
+@triton.jit
+def new_moments(w, g, m, v, use, sign, p, q, beta1, beta1c, beta2, beta2c):
+    # g^θ = ±g − p·w
+    g_tangential = tl.where(use, g, 0.0) * sign - w * p
+    # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
+    m = (m - w * q) * beta1 + g_tangential * beta1c
+    v = v * beta2 + g_tangential * g_tangential * beta2c
+    return m, v
 
 
 @triton.jit
 def moments_tile(
     w_start, g_start, m_start, v_start, previous_start, position, end, sample_start, samples,
     scale, use, keep, sign, p, q, beta1, beta1c, beta2, beta2c, debias1, debias2, eps, uw, uu,
-    CURVATURE: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
+    WIDE: tl.constexpr, CURVATURE: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     offsets = position + tl.arange(0, TILE)
-    w = fetch(w_start, offsets, end, MASKED)
-    g = fetch(g_start, offsets, end, MASKED) * scale
-    m = fetch(m_start, offsets, end, MASKED)
-    v = fetch(v_start, offsets, end, MASKED)
+    w = fetch(w_start, offsets, end, WIDE, MASKED)
+    g = fetch(g_start, offsets, end, WIDE, MASKED) * scale
+    m = fetch(m_start, offsets, end, WIDE, MASKED)
+    v = fetch(v_start, offsets, end, WIDE, MASKED)
     # g⁻ ← g
     if CURVATURE == 1:
         if keep:
@@ -211,12 +226,7 @@ def moments_tile(
             inside = (offsets >= sample_start) & (offsets < sample_start + samples)
             kept = narrow(g, previous_start.dtype.element_ty)
             tl.store(previous_start + (offsets - sample_start), kept, mask=inside)
-    # g^θ = ±g − p·w
-    g_tangential = tl.where(use, g, 0.0) * sign - w * p
-    # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
-    m = (m - w * q) * beta1 + g_tangential * beta1c
-    v = v * beta2 + g_tangential * g_tangential * beta2c
-    # u = m̂/(√v̂ + ε)
+    m, v = new_moments(w, g, m, v, use, sign, p, q, beta1, beta1c, beta2, beta2c)
     u = quotient(m, v, debias1, debias2, eps)
     store(m_start, offsets, m, end, MASKED)
     store(v_start, offsets, v, end, MASKED)
@@ -232,7 +242,7 @@ def moments_tile(
 def moments(
     w_table, g_table, m_table, v_table, previous_table, numel, sample_start, samples, grad_scale,
     chunk_block, chunk_start, base, partial, chunks, record, blocks,
-    W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr, WIDE: tl.constexpr,
     CURVATURE: tl.constexpr, SCALED: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -245,8 +255,8 @@ def moments(
     if tl.load(c + LIVE * blocks) > 0:
         w = address(w_table, i, W, ALIGNED)
         g = address(g_table, i, G, ALIGNED)
-        m = address(m_table, i, tl.float32, ALIGNED)
-        v = address(v_table, i, tl.float32, ALIGNED)
+        m = address(m_table, i, WIDE, ALIGNED)
+        v = address(v_table, i, WIDE, ALIGNED)
         previous = address(previous_table, i, PREVIOUS, ALIGNED)
         first_sample = tl.load(sample_start + i)
         count = tl.load(samples + i)
@@ -256,14 +266,14 @@ def moments(
         use = tl.load(c + USE_GRADIENT * blocks) > 0
         keep = (tl.load(c + KEEP_GRADIENT * blocks) > 0) & (count > 0)
         beta1, beta2 = tl.load(c + BETA1 * blocks), tl.load(c + BETA2 * blocks)
-        beta1c, beta2c = (1 - beta1).to(tl.float32), (1 - beta2).to(tl.float32)
-        beta1, beta2 = beta1.to(tl.float32), beta2.to(tl.float32)
-        sign = tl.load(c + SIGN * blocks).to(tl.float32)
-        p = tl.load(c + P * blocks).to(tl.float32)
-        q = tl.load(c + Q * blocks).to(tl.float32)
-        debias1 = tl.load(c + DEBIAS1 * blocks).to(tl.float32)
-        debias2 = tl.load(c + DEBIAS2 * blocks).to(tl.float32)
-        eps = tl.load(c + EPS * blocks).to(tl.float32)
+        beta1c, beta2c = (1 - beta1).to(WIDE), (1 - beta2).to(WIDE)
+        beta1, beta2 = beta1.to(WIDE), beta2.to(WIDE)
+        sign = tl.load(c + SIGN * blocks).to(WIDE)
+        p = tl.load(c + P * blocks).to(WIDE)
+        q = tl.load(c + Q * blocks).to(WIDE)
+        debias1 = tl.load(c + DEBIAS1 * blocks).to(WIDE)
+        debias2 = tl.load(c + DEBIAS2 * blocks).to(WIDE)
+        eps = tl.load(c + EPS * blocks).to(WIDE)
         uw = tl.zeros([TILE // 4], tl.float64)
         uu = tl.zeros([TILE // 4], tl.float64)
         if start + CHUNK <= end:
@@ -271,14 +281,14 @@ def moments(
                 uw, uu = moments_tile(
                     w, g, m, v, previous, start + k, end, first_sample, count, scale, use, keep,
                     sign, p, q, beta1, beta1c, beta2, beta2c, debias1, debias2, eps, uw, uu,
-                    CURVATURE, False, TILE,
+                    WIDE, CURVATURE, False, TILE,
                 )  # fmt: skip
         else:
             for k in range(0, CHUNK, TILE):
                 uw, uu = moments_tile(
                     w, g, m, v, previous, start + k, end, first_sample, count, scale, use, keep,
                     sign, p, q, beta1, beta1c, beta2, beta2c, debias1, debias2, eps, uw, uu,
-                    CURVATURE, True, TILE,
+                    WIDE, CURVATURE, True, TILE,
                 )  # fmt: skip
         tl.store(partial + program, tl.sum(uw))
         tl.store(partial + chunks + program, tl.sum(uu))
@@ -288,20 +298,22 @@ def moments(
 
 
 @triton.jit
+def new_weight(w, u, a1, b, lost):
+    """w ← w + (a−1)·w − b·u."""
+    return w + (w * a1 - tl.where(lost, 0.0, u) * b)
+
+
+@triton.jit
 def apply_tile(
     w_start, m_start, v_start, offsets, end, debias1, debias2, eps, a1, b, lost, key,
-    STOCHASTIC: tl.constexpr, MASKED: tl.constexpr,
+    WIDE: tl.constexpr, STOCHASTIC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    w = fetch(w_start, offsets, end, MASKED)
-    m = fetch(m_start, offsets, end, MASKED)
-    u = quotient(m, fetch(v_start, offsets, end, MASKED), debias1, debias2, eps)
-    u = tl.where(lost, 0.0, u)
-    # w ← w + (a−1)·w − b·u
-    w = w + (w * a1 - u * b)
+    w = fetch(w_start, offsets, end, WIDE, MASKED)
+    m = fetch(m_start, offsets, end, WIDE, MASKED)
+    u = quotient(m, fetch(v_start, offsets, end, WIDE, MASKED), debias1, debias2, eps)
+    w = new_weight(w, u, a1, b, lost)
     if STOCHASTIC:
-        w = narrow_at_random(w, offsets, key).to(tl.float32)
-    else:
-        w = narrow(w, w_start.dtype.element_ty).to(tl.float32)
+        w = narrow_at_random(w, offsets, key).to(WIDE)
     store(w_start, offsets, w, end, MASKED)
 
 
@@ -309,7 +321,7 @@ def apply_tile(
 def apply(
     w_table, m_table, v_table, numel, chunk_block, chunk_start, base, record, blocks, memory,
     number,
-    W: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
+    W: tl.constexpr, WIDE: tl.constexpr, STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Pass 3: w."""
@@ -320,13 +332,13 @@ def apply(
     c = record + i
     if tl.load(c + LIVE * blocks) > 0:
         w = address(w_table, i, W, ALIGNED)
-        m = address(m_table, i, tl.float32, ALIGNED)
-        v = address(v_table, i, tl.float32, ALIGNED)
-        debias1 = tl.load(c + DEBIAS1 * blocks).to(tl.float32)
-        debias2 = tl.load(c + DEBIAS2 * blocks).to(tl.float32)
-        eps = tl.load(c + EPS * blocks).to(tl.float32)
-        a1 = tl.load(c + A1 * blocks).to(tl.float32)
-        b = tl.load(c + B * blocks).to(tl.float32)
+        m = address(m_table, i, WIDE, ALIGNED)
+        v = address(v_table, i, WIDE, ALIGNED)
+        debias1 = tl.load(c + DEBIAS1 * blocks).to(WIDE)
+        debias2 = tl.load(c + DEBIAS2 * blocks).to(WIDE)
+        eps = tl.load(c + EPS * blocks).to(WIDE)
+        a1 = tl.load(c + A1 * blocks).to(WIDE)
+        b = tl.load(c + B * blocks).to(WIDE)
         # the guard has met a u that is not finite: b is 0, and 0·∞ would be NaN
         lost = (tl.load(c + GUARDED_UPDATE * blocks) > 0) & (b == 0)
         key = tl.zeros([], tl.uint32)
@@ -338,14 +350,14 @@ def apply(
                 offsets = start + k + tl.arange(0, TILE)
                 apply_tile(
                     w, m, v, offsets, end, debias1, debias2, eps, a1, b, lost, key,
-                    STOCHASTIC, False,
+                    WIDE, STOCHASTIC, False,
                 )  # fmt: skip
         else:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
                 apply_tile(
                     w, m, v, offsets, end, debias1, debias2, eps, a1, b, lost, key,
-                    STOCHASTIC, True,
+                    WIDE, STOCHASTIC, True,
                 )  # fmt: skip
 
 
@@ -410,7 +422,7 @@ def before_moments(
     tl.store(c + MW * blocks, tl.where(active, mw, 0.0))
     tl.store(c + ACTIVE * blocks, active.to(tl.float64))
     laws.moments_law(
-        settings, traits, memory, record, blocks, i, ww, gw, gg, kappa, mw, active
+        settings, traits, memory, record, blocks, i, i, ww, gw, gg, kappa, mw, active
     )  # fmt: skip
 
 
@@ -427,7 +439,7 @@ def before_weights(
     uu = tl.where(live, add_up(partial + chunks, low, high, TILE), 0.0)
     tl.store(record + UW * blocks + i, uw)
     tl.store(record + UU * blocks + i, uu)
-    laws.weights_law(settings, traits, memory, record, blocks, i, uw, uu)
+    laws.weights_law(settings, traits, memory, record, blocks, i, i, uw, uu)
 
 
 # ---- weights that turn -------------------------------------------------------------------------
@@ -436,14 +448,14 @@ def before_weights(
 @triton.jit
 def turn_reduce_tile(
     w_start, g_start, m_start, position, end, scale, beta1, rest1, keep, ww, gg, mw, mm,
-    MASKED: tl.constexpr, TILE: tl.constexpr,
+    WIDE: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     offsets = position + tl.arange(0, TILE)
-    w = fetch(w_start, offsets, end, MASKED)
-    g = fetch(g_start, offsets, end, MASKED) * scale
+    w = fetch(w_start, offsets, end, WIDE, MASKED)
+    g = fetch(g_start, offsets, end, WIDE, MASKED) * scale
     # m ← β₁m + (1−β₁)(±g), in the precision of m
-    m = fetch(m_start, offsets, end, MASKED) * beta1 + g * rest1
-    m = narrow(m, m_start.dtype.element_ty).to(tl.float32)
+    m = fetch(m_start, offsets, end, WIDE, MASKED) * beta1 + g * rest1
+    m = narrow(m, m_start.dtype.element_ty).to(WIDE)
     if keep:
         store(m_start, offsets, m, end, MASKED)
     w, g, m = w.to(tl.float64), g.to(tl.float64), m.to(tl.float64)
@@ -458,8 +470,9 @@ def turn_reduce_tile(
 def turn_reduce(
     w_table, g_table, m_table, numel, grad_scale, found_inf, chunk_block, chunk_start, base,
     partial, chunks, settings, blocks,
-    W: tl.constexpr, G: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
-    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, WIDE: tl.constexpr,
+    SCALED: tl.constexpr, CHECKED: tl.constexpr, ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Pass 1: m; partial sums of ‖w‖², ‖g‖², ⟨m,w⟩ and ‖m‖²."""
     program = base + tl.program_id(0)
@@ -471,8 +484,8 @@ def turn_reduce(
         g = address(g_table, i, G, ALIGNED)
         m = address(m_table, i, W, ALIGNED)
         beta1 = tl.load(settings + TURN_BETA1 * blocks + i)
-        rest1 = ((1 - beta1) * tl.load(settings + TURN_SIGN * blocks + i)).to(tl.float32)
-        beta1 = beta1.to(tl.float32)
+        rest1 = ((1 - beta1) * tl.load(settings + TURN_SIGN * blocks + i)).to(WIDE)
+        beta1 = beta1.to(WIDE)
         scale = 1.0
         if SCALED:
             scale = 1.0 / tl.load(grad_scale)
@@ -486,12 +499,14 @@ def turn_reduce(
         if start + CHUNK <= end:
             for k in range(0, CHUNK, TILE):
                 ww, gg, mw, mm = turn_reduce_tile(
-                    w, g, m, start + k, end, scale, beta1, rest1, keep, ww, gg, mw, mm, False, TILE,
+                    w, g, m, start + k, end, scale, beta1, rest1, keep, ww, gg, mw, mm,
+                    WIDE, False, TILE,
                 )  # fmt: skip
         else:
             for k in range(0, CHUNK, TILE):
                 ww, gg, mw, mm = turn_reduce_tile(
-                    w, g, m, start + k, end, scale, beta1, rest1, keep, ww, gg, mw, mm, True, TILE,
+                    w, g, m, start + k, end, scale, beta1, rest1, keep, ww, gg, mw, mm,
+                    WIDE, True, TILE,
                 )  # fmt: skip
         tl.store(partial + program, tl.sum(ww))
         tl.store(partial + chunks + program, tl.sum(gg))
@@ -517,33 +532,34 @@ def before_turn(
     tl.store(c + TURN_MW * blocks, tl.where(active, mw, 0.0))
     tl.store(c + TURN_MM * blocks, tl.where(active, mm, 0.0))
     tl.store(c + TURN_ACTIVE * blocks, active.to(tl.float64))
-    laws.turn_law(settings, traits, memory, record, blocks, i, ww, gg, mw, mm, active)
+    laws.turn_law(settings, traits, memory, record, blocks, i, i, ww, gg, mw, mm, active)
 
 
 @triton.jit
 def turn_apply(
     w_table, m_table, numel, chunk_block, chunk_start, base, record, blocks,
-    W: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    W: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Pass 2: w ← w + (a−1)·w − b·m. Chunks in reverse, for the cache."""
     program = base + tl.num_programs(0) - 1 - tl.program_id(0)
     i = tl.load(chunk_block + program)
     start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
     end = tl.load(numel + i)
-    a1 = tl.load(record + TURN_A1 * blocks + i).to(tl.float32)
-    b = tl.load(record + TURN_B * blocks + i).to(tl.float32)
+    a1 = tl.load(record + TURN_A1 * blocks + i).to(WIDE)
+    b = tl.load(record + TURN_B * blocks + i).to(WIDE)
     if tl.load(record + TURN_ACTIVE * blocks + i) > 0:
         w_start = address(w_table, i, W, ALIGNED)
         m_start = address(m_table, i, W, ALIGNED)
         if start + CHUNK <= end:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
-                w = fetch(w_start, offsets, end, False)
-                m = fetch(m_start, offsets, end, False)
+                w = fetch(w_start, offsets, end, WIDE, False)
+                m = fetch(m_start, offsets, end, WIDE, False)
                 store(w_start, offsets, w + (w * a1 - m * b), end, False)
         else:
             for k in range(0, CHUNK, TILE):
                 offsets = start + k + tl.arange(0, TILE)
-                w = fetch(w_start, offsets, end, True)
-                m = fetch(m_start, offsets, end, True)
+                w = fetch(w_start, offsets, end, WIDE, True)
+                m = fetch(m_start, offsets, end, WIDE, True)
                 store(w_start, offsets, w + (w * a1 - m * b), end, True)
