@@ -247,7 +247,7 @@ def demo(
     setup = make_setup(out, folder, None, "cpu", workers, None)
     outcomes = train(demo_runs(quick), setup, "processes", False)
     if any(outcome.status in ("finished", "known") for outcome in outcomes):
-        page = write_report(setup.out, out / "report", COVER)
+        page = write_report(out, out / "report", COVER)
         print(f"\nThe report: {page}")
     leave(outcomes)
 
@@ -308,8 +308,8 @@ def make_setup(
     kind = str(resolve_device(device))
     on_gpu = kind.startswith("cuda")
     return Setup(
-        out=out / name,
-        root=out,
+        out=out,
+        name=name,
         data_dir=data_dir,
         device=kind,
         workers=workers or (8 if on_gpu else cores()),
@@ -339,7 +339,7 @@ def train(configs: list[RunConfig], setup: Setup, engine: str, tensorboard: bool
     with bars as display:
         views: list[View] = [display]
         if tensorboard:
-            views.append(TensorBoard(setup.out / "tensorboard"))
+            views.append(TensorBoard(setup.out / "tensorboard" / setup.name))
         return [*run_all(configs, setup, engine, Views(views)), *without]
 
 
@@ -358,7 +358,7 @@ def without_data(configs: list[RunConfig], setup: Setup) -> list[Outcome]:
             missing[name] = str(error)
     if not missing:
         return []
-    found, _ = load_all(setup.root or setup.out)
+    found, _ = load_all(setup.out)
     done = {id for id, record in found.items() if record.status == FINISHED}
     lacking = [c for c in configs if needs.get(c.id) in missing and c.id not in done]
     return [Outcome(c, FAILED, missing[needs[c.id]]) for c in lacking]
@@ -373,27 +373,11 @@ def draw_landscape(
         return
     from rich.console import Console
 
-    from .engines import finished_record
-    from .landscape import landscape
+    from .landscape import draw_for
     from .progress import counting
-    from .train import SNAPSHOTS
 
-    seed = min(config.seed for config in configs)  # one picture will do
-    runs = [finished_record(setup, config) for config in configs if config.seed == seed]
-    folders = [run.folder for run in runs if run.folder]
-    lost = [run.id for run in runs if run.folder and not (run.folder / SNAPSHOTS).exists()]
-    where = {"data_dir": setup.data_dir, "device": setup.device}
-    try:
-        with counting(Console(), f"landscape of seed {seed}") as progress:
-            record = landscape(folders, setup.out, **where, progress=progress)
-    except LabError as error:
-        if not lost or not runs[0].config.options["snapshots"]:
-            raise
-        raise LabError(
-            f"the runs are there, but {lost[0]} has lost its snapshots, which this landscape "
-            f"needs; to train it again, delete that folder"
-        ) from error
-    print(f"landscape of seed {seed}: {record.id}")
+    with counting(Console(), "landscape") as progress:
+        print(f"landscape: {draw_for(configs, setup, progress).id}")
 
 
 def leave(outcomes: list[Outcome]) -> None:

@@ -7,8 +7,7 @@ trained again, one that was interrupted goes on, and one that fails does not tak
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,13 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .errors import LabError, writing
-from .records import FAILED, FINISHED, RUN, Record, Row, RunConfig, load, load_folders
+from .errors import LabError
+from .records import (
+    FAILED,
+    FINISHED,
+    SUFFIX,
+    Busy,
+    Record,
+    Row,
+    RunConfig,
+    find,
+    load_all,
+    locked,
+    save,
+)
 
 if TYPE_CHECKING:
     import torch
 
 KNOWN, STOPPED = "known", "stopped"
+CHECKPOINT, LOCK = "checkpoint.pt", "lock"  # in the folder of a run that has not ended
+
+logger = logging.getLogger("adamo_lab")
 
 
 @dataclass(frozen=True)
@@ -33,8 +47,8 @@ class Setup:
     record says how many, and a run that goes on keeps them.
     """
 
-    out: Path  # one folder a run below it
-    root: Path | None = None  # a record anywhere below counts as done; default: ``out``
+    out: Path  # a file for every study; a record in any of them counts as done
+    name: str  # of this one: its file, and beside it its folder of runs that have not ended
     data_dir: Path | None = None
     device: str = "cpu"
     workers: int = 1  # processes; on a GPU, runs side by side
@@ -42,12 +56,35 @@ class Setup:
     compile: bool = True  # on a GPU
     ray_address: str | None = None
 
+    @property
+    def file(self) -> Path:
+        return self.out / f"{self.name}{SUFFIX}"
+
     def folder(self, config: RunConfig) -> Path:
-        """Where a run lives: where another study has begun it, else in this one's folder."""
-        here = self.out / config.id
-        if self.root is None or here.exists():
-            return here
-        return next(self.root.glob(f"*/{config.id}"), here)
+        """Of checkpoints: where another study has begun the run, else in this one's."""
+        here = self.out / self.name / config.id
+        return here if here.exists() else next(self.out.glob(f"*/{config.id}"), here)
+
+    def done(self, config: RunConfig) -> bool:
+        """Has another process been faster?"""
+        known = find(self.file, config.id)
+        return known is not None and known.status == FINISHED
+
+    def keep(self, record: Record) -> None:
+        """Put a run into the study's file; only then is its checkpoint of no more use."""
+        save(record, self.file)
+        if record.status == FINISHED:
+            (self.folder(record.config) / CHECKPOINT).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def holding(self, config: RunConfig) -> Iterator[Path]:
+        """The run's folder, for this process alone; gone afterwards if nothing is left in it."""
+        folder = self.folder(config)
+        with locked(folder / LOCK):
+            yield folder
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            folder.parent.rmdir()
 
 
 @dataclass(frozen=True)
@@ -98,18 +135,19 @@ def run_all(
     """Train what has not been trained yet; one outcome for every config, in order."""
     view = view or Views()
     unique = list({config.id: config for config in configs}.values())
-    known, damaged = load_folders(setup.root or setup.out)
-    asked = {config.id for config in unique}
-    if problems := [problem for folder, problem in damaged if folder in asked]:
-        raise LabError("; ".join(problems))
-    done = {id for id, record in known.items() if record.status == FINISHED}
-    outcomes = {c.id: Outcome(c, KNOWN) for c in unique if c.id in done}
-    for outcome in outcomes.values():
-        view.ended(outcome)
-    todo = [config for config in unique if config.id not in done]
+    known, problems = load_all(setup.out)
+    for problem in problems:
+        logger.warning(problem)
+    outcomes = {}
+    for config in unique:
+        record = known.get(config.id)
+        if record is not None and record.status == FINISHED:
+            if record.study != setup.name:  # a study's file holds all of its runs
+                save(record, setup.file)
+            outcomes[config.id] = Outcome(config, KNOWN)
+            view.ended(outcomes[config.id])
+    todo = [config for config in unique if config.id not in outcomes]
     if todo:
-        with writing(setup.out):
-            setup.out.mkdir(parents=True, exist_ok=True)
         for outcome in pick(engine, setup)(todo, setup, view):
             outcomes[outcome.config.id] = outcome
     return [outcomes[config.id] for config in unique]
@@ -180,12 +218,11 @@ def train_safely(
     """Train one run; an error becomes a failed record and a failed outcome."""
     from . import train
 
-    folder = setup.folder(config)
     try:
-        with locked(folder):
-            if is_finished(folder):  # another process was faster
+        with setup.holding(config) as folder:
+            if setup.done(config):
                 return Outcome(config, KNOWN)
-            train.train(
+            record = train.train(
                 config,
                 folder,
                 device=setup.device,
@@ -194,69 +231,26 @@ def train_safely(
                 stop=stop,
                 checkpoint_seconds=setup.checkpoint_seconds,
             )
+            setup.keep(record)
     except train.Stopped:
         return Outcome(config, STOPPED)
     except Exception as error:
-        return failure(config, error, folder)
+        return failure(config, error, setup)
     return Outcome(config, FINISHED)
 
 
-class Busy(LabError):
-    """Another process trains this run; its folder is not ours to write to."""
-
-
-def is_finished(folder: Path) -> bool:
-    """Is there a good record? One that cannot be read is none."""
-    try:
-        return (folder / RUN).exists() and load(folder).status == FINISHED
-    except LabError:
-        return False
-
-
-def failure(config: RunConfig, error: BaseException, folder: Path) -> Outcome:
+def failure(config: RunConfig, error: BaseException, setup: Setup) -> Outcome:
     """Record the cause, where that is possible, and report it."""
     from .train import failed
 
-    if isinstance(error, Busy) or is_finished(folder):
+    if isinstance(error, Busy):
         return Outcome(config, FAILED, str(error))
+    record = failed(config, error)
     try:
-        cause = failed(config, error, folder).error
+        setup.keep(record)
     except LabError as also:  # a full disk: the cause cannot be recorded, only reported
-        cause = f"{error}; and {also}"
-    return Outcome(config, FAILED, cause)
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a run's folder; the system lets go when this one dies."""
-    path = folder / "lock"
-    with writing(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = os.fstat(handle).st_ino == path.stat().st_ino
-        except OSError as error:
-            raise Busy(f"{folder.name} is being trained by another process") from error
-        if not held:  # its last owner removed it while we were opening it: others lock a new one
-            raise Busy(f"{folder.name} was being trained by another process; try again")
-        yield
-        path.unlink(missing_ok=True)
-    finally:
-        os.close(handle)
-
-
-def finished_record(setup: Setup, config: RunConfig) -> Record:
-    """The record of a finished run, wherever it lies below the root."""
-    folder = setup.folder(config)
-    if (folder / RUN).exists():
-        return load(folder)
-    found = (setup.root or setup.out).rglob(f"{config.id}/{RUN}")
-    path = next(found, None)
-    if path is None:
-        raise LabError(f"there is no record of {config.id} below {setup.root or setup.out}")
-    return load(path.parent)
+        return Outcome(config, FAILED, f"{record.error}; and {also}")
+    return Outcome(config, FAILED, record.error)
 
 
 def resolve_device(name: str) -> torch.device:

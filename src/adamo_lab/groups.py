@@ -119,7 +119,7 @@ def by_hand(record: Record) -> bool:
 
 def folder_of(record: Record) -> str:
     """What the folder is called in which the run's own lies: a study, or what made it by hand."""
-    return record.folder.resolve().parent.name if record.folder else ""
+    return record.study
 
 
 def studies_of(record: Record) -> list[str]:

@@ -10,24 +10,27 @@ snapshots are ever in memory. Nothing imports torch before it is needed.
 from __future__ import annotations
 
 import math
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import LabError
-from .records import FINISHED, RUN, Record, Row, RunConfig, canonical, load, save
+from .records import FINISHED, Record, Row, RunConfig, canonical, find
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from .engines import Setup
     from .tasks.base import Batch, Task
 
 MARGIN = 0.15  # of the paths' extent, on each side
 EXAMPLES = 5000  # the loss is the mean over the first batches that hold this many
 SLICE = 1 << 18  # weights at a time: 80 snapshots of them in double are 170 MB
+POINTS = 31  # of the grid, in each direction
 FLAT = 1e-10  # the second direction's variance over the first's below which there is no plane
 
 Progress = Callable[[int, int], None]  # points of the grid done, and of how many
@@ -64,20 +67,41 @@ def gradient_norm_variation(rows: Sequence[Row]) -> float | None:
     return math.fsum(ratios) / len(ratios) if ratios else None
 
 
+def draw_for(configs: Sequence[RunConfig], setup: Setup, progress: Progress) -> Record:
+    """The landscape of a study's first seed, kept in its file; then the snapshots go."""
+    from .train import SNAPSHOTS
+
+    seed = min(config.seed for config in configs)  # one picture will do
+    runs = {setup.folder(config): config for config in configs if config.seed == seed}
+    if known := find(setup.file, config_of([*in_order(runs).values()], POINTS).id):
+        return known
+    for folder, config in runs.items():
+        if not (folder / SNAPSHOTS).exists():
+            raise LabError(
+                f"the snapshots of {config.id}, which the landscape needs, are gone; delete "
+                f"{setup.file} to train it again"
+            )
+    record = landscape(runs, data_dir=setup.data_dir, device=setup.device, progress=progress)
+    setup.keep(record)
+    for config in configs:
+        with setup.holding(config) as folder:
+            shutil.rmtree(folder / SNAPSHOTS, ignore_errors=True)
+    return record
+
+
 def landscape(
-    folders: Sequence[Path],
-    out: Path,
+    runs: Mapping[Path, RunConfig],
     *,
     data_dir: Path | None = None,
     device: torch.device | str = "cpu",
-    points: int = 31,
+    points: int = POINTS,
     progress: Progress | None = None,
 ) -> Record:
-    """The landscape of the runs of one seed, as a record in a folder of its own below ``out``.
+    """The landscape of the runs of one seed, as a record of its own.
 
     Args:
-        folders: finished runs with ``snapshots=True`` that differ in their optimizer only.
-        out: where the record goes; one that is there already is returned as it is.
+        runs: finished runs with ``snapshots=True``, by the folders in which these lie; they differ
+            in their optimizer only.
         data_dir: of the task.
         device: where the loss is evaluated.
         points: of the grid, in each direction.
@@ -85,18 +109,10 @@ def landscape(
     """
     if points < 2:
         raise LabError(f"points must be at least 2, got {points}")
-    configs = read_configs(folders)
-    config = config_of([*configs.values()], points)
-    folder = out / config.id
-    if (folder / RUN).exists():
-        known = load(folder)
-        if known.status == FINISHED:
-            return known
-    runs = [Trajectory(own, read_snapshots(place)) for place, own in configs.items()]
-    record = evaluate(config, runs, data_dir, device, points, progress)
-    save(record, folder)
-    record.folder = folder
-    return record
+    chosen = in_order(runs)
+    config = config_of([*chosen.values()], points)
+    paths = [Trajectory(own, read_snapshots(place)) for place, own in chosen.items()]
+    return evaluate(config, paths, data_dir, device, points, progress)
 
 
 def evaluate(
@@ -109,7 +125,7 @@ def evaluate(
 ) -> Record:
     from . import environment
     from .engines import resolve_device
-    from .train import make_task, new_model
+    from .train import make_task, new_model, rounded
 
     started = time.monotonic()
     task = make_task(runs[0].config, resolve_device(str(device)), data_dir)
@@ -123,11 +139,11 @@ def evaluate(
         result={"explained_variance": list(plane.explained), "runs": config.options["runs"]},
         environment=environment.describe(task.device, time.monotonic() - started),
         arrays={
-            "loss": loss.numpy(),
-            "xs": xs.numpy(),
-            "ys": ys.numpy(),
+            "loss": rounded(loss.tolist()),
+            "xs": rounded(xs.tolist()),
+            "ys": rounded(ys.tolist()),
             **{
-                f"path_{run.config.optimizer}": path.numpy()
+                f"path_{run.config.optimizer}": rounded(path.tolist())
                 for run, path in zip(runs, paths, strict=True)
             },
         },
@@ -137,28 +153,18 @@ def evaluate(
 # --- the runs
 
 
-def read_configs(folders: Sequence[Path]) -> dict[Path, RunConfig]:
+def in_order(runs: Mapping[Path, RunConfig]) -> dict[Path, RunConfig]:
     """The runs by their folders, in an order that does not depend on the caller's."""
-    configs = {folder: finished_config(folder) for folder in folders}
-    if not configs:
+    if not runs:
         raise LabError("a landscape needs at least one run, got none; give the folders of runs")
-    first = next(iter(configs.values()))
-    for folder, config in configs.items():
+    first = next(iter(runs.values()))
+    for folder, config in runs.items():
         if shared(config) != shared(first):
             raise LabError(f"{folder} differs from the first run in more than its optimizer")
-    names = [config.optimizer for config in configs.values()]
+    names = [config.optimizer for config in runs.values()]
     if len({*names}) < len(names):
         raise LabError(f"a landscape takes one run of each optimizer, got {', '.join(names)}")
-    return dict(sorted(configs.items(), key=lambda item: item[1].id))
-
-
-def finished_config(folder: Path) -> RunConfig:
-    if not (folder / RUN).exists():
-        raise LabError(f"{folder} holds no finished run; run its study first")
-    record = load(folder)
-    if record.status != FINISHED:
-        raise LabError(f"the run in {folder} failed ({record.error}); run its study again")
-    return record.config
+    return dict(sorted(runs.items(), key=lambda item: item[1].id))
 
 
 def shared(config: RunConfig) -> str:

@@ -79,8 +79,7 @@ class Worker:
             if self.asked:
                 message = Outcome(self.config, STOPPED)
             else:
-                folder = self.setup.folder(self.config)
-                message = failure(self.config, LabError(self.cause()), folder)
+                message = failure(self.config, LabError(self.cause()), self.setup)
         if isinstance(message, Outcome):
             self.process.join()
             self.pipe.close()

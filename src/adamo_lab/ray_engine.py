@@ -1,8 +1,8 @@
 """The same list of runs on a Ray cluster: an existing one, or one on this machine.
 
 A run trains in the study's folder where the worker sees that folder (one machine, or shared
-storage), so that it can go on after an interruption; elsewhere in a scratch folder of its node. The
-driver writes the records in either case.
+storage), so that it can go on after an interruption; elsewhere in a scratch folder of its node, and
+the driver writes its record.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .engines import KNOWN, STOPPED, Outcome, Setup, View, failure, interruptible, train_safely
-from .errors import LabError
-from .records import FINISHED, Record, Row, RunConfig, load, save
+from .engines import STOPPED, Outcome, Setup, View, failure, interruptible, train_safely
+from .errors import LabError, writing
+from .records import Record, Row, RunConfig, find
 
 POLL_SECONDS = 0.5
 
@@ -49,7 +49,9 @@ def run_ray(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Outc
     ray = connect(setup)
     setup = absolute(setup)
     token = setup.out / f".shared-{uuid.uuid4().hex}"
-    token.touch()
+    with writing(token):
+        token.parent.mkdir(parents=True, exist_ok=True)
+        token.touch()
     board = ray.remote(num_cpus=0)(Board).remote()
     needs = {"num_gpus": 1} if setup.device.startswith("cuda") else {"num_cpus": 1}
     remote = ray.remote(max_retries=2, **needs)(train_on_node)
@@ -65,8 +67,8 @@ def run_ray(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Outc
 
 def absolute(setup: Setup) -> Setup:
     """Workers of a cluster start in folders of their own."""
-    root, data = (path and path.resolve() for path in (setup.root, setup.data_dir))
-    return replace(setup, out=setup.out.resolve(), root=root, data_dir=data)
+    data = setup.data_dir and setup.data_dir.resolve()
+    return replace(setup, out=setup.out.resolve(), data_dir=data)
 
 
 def connect(setup: Setup) -> Any:
@@ -111,9 +113,9 @@ def gather(ray: Any, reference: Any, config: RunConfig, setup: Setup) -> Outcome
     try:
         outcome, record = ray.get(reference)
     except ray.exceptions.RayError as error:
-        return failure(config, LabError(f"Ray lost it: {first_line(error)}"), setup.folder(config))
+        return failure(config, LabError(f"Ray lost it: {first_line(error)}"), setup)
     if record is not None:
-        save(record, setup.folder(config))
+        setup.keep(record)
     return outcome
 
 
@@ -127,7 +129,7 @@ def train_on_node(
     torch.set_num_threads(1)
     away = not (setup.out / token).exists()  # this node does not see the study's folder
     if away:  # a folder of this call's own: an older record elsewhere is none of this study's
-        setup = replace(setup, out=Path(tempfile.gettempdir()) / "adamo-lab" / token, root=None)
+        setup = replace(setup, out=Path(tempfile.gettempdir()) / "adamo-lab" / token / config.id)
     asked, stop = 0.0, False
 
     def tell(epoch: int, row: Row) -> None:
@@ -140,11 +142,10 @@ def train_on_node(
     if stop:
         return Outcome(config, STOPPED), None
     outcome = train_safely(config, setup, lambda _, epoch, row: tell(epoch, row), lambda: stop)
-    if outcome.status not in (FINISHED, KNOWN):
+    if not away:
         return outcome, None
-    record = load(setup.folder(config))
-    if away:
-        shutil.rmtree(setup.folder(config), ignore_errors=True)
+    record = find(setup.file, config.id)
+    shutil.rmtree(setup.out, ignore_errors=True)
     return outcome, record
 
 

@@ -1,39 +1,48 @@
 """What a run leaves behind, and how it reaches the disk whole or not at all. Needs no torch.
 
-A record is a folder::
+A study is one file of gzipped JSON lines, a run a line::
 
-    results/table2/grokking-adamw-s0-1f3a9c02/
-      run.json        config, status, result, environment, and the digests of the other files
-      metrics.jsonl   one line an evaluation: {"epoch": 10, "train_loss": ..., "test_accuracy": ...}
-      dynamics.jsonl  one line a snapshot: norms, radial step sizes and guard activity per weight
-      arrays.npz      optional: decision boundaries, landscapes
+    results/table2.jsonl.gz     id, task, optimizer, seed, …, result, environment, metrics, …
 
-``run.json`` is written last, by rename: a folder without it is a run that has not ended, and one
-whose digests do not match is damaged. Both are told apart from a finished run and named.
+pandas, polars and DuckDB read it as it is; ``results/README.md`` says what each column holds. Every
+line is a gzip member of its own: its CRC tells damage, and a damaged line takes no other with it.
+
+How the rest of the laboratory uses it::
+
+    save(record, file)                      # add a run, or replace the line of the same id
+    record = find(file, id)                 # one run, or None
+    records, problems = load(file)          # all runs; a sentence for each line that is no run
+    by_id, problems = load_all(folder)      # of all files in a folder and below
+    forget(file, ids)                       # take runs out
+
+Whoever trains does not save: ``train()`` returns a record, and ``engines.Setup.keep`` puts it into
+the study's file and takes the run's folder of checkpoints away.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import gzip
 import hashlib
-import io
 import json
 import math
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import LabError, writing
 
-if TYPE_CHECKING:
-    import numpy as np
-
-FORMAT = 1
-RUN, METRICS, DYNAMICS, ARRAYS = "run.json", "metrics.jsonl", "dynamics.jsonl", "arrays.npz"
+SUFFIX = ".jsonl.gz"
 FINISHED, FAILED = "finished", "failed"
+HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00"  # how a member begins that has neither name nor date
 
 Row = dict[str, Any]
 
@@ -57,13 +66,6 @@ class RunConfig:
         digest = hashlib.sha256(canonical(asdict(self)).encode()).hexdigest()[:8]
         return f"{self.task}-{self.optimizer}-s{self.seed}-{digest}"
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunConfig:
-        try:
-            return cls(**data)
-        except TypeError as error:
-            raise LabError(f"a config is not of this version ({error})") from error
-
 
 @dataclass
 class Record:
@@ -74,14 +76,17 @@ class Record:
     result: dict[str, Any] = field(default_factory=dict)  # final numbers: {"test_accuracy": 0.99}
     environment: dict[str, Any] = field(default_factory=dict)  # versions, hardware, commit, seconds
     error: str = ""  # of a failed run
-    metrics: list[Row] = field(default_factory=list)
-    dynamics: list[Row] = field(default_factory=list)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    folder: Path | None = None  # where it was read from
+    metrics: list[Row] = field(default_factory=list)  # one row an evaluation
+    dynamics: list[Row] = field(default_factory=list)  # one row a weight, its columns are lists
+    arrays: dict[str, Any] = field(default_factory=dict)  # lists of numbers, or of lists
+    study: str = ""  # the name of the file it was read from
 
     @property
     def id(self) -> str:
         return self.config.id
+
+
+# --- a record as a line
 
 
 def canonical(data: Any) -> str:
@@ -98,6 +103,200 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(v) for v in value]
     return value
+
+
+def line_of(record: Record) -> bytes:
+    """The id first, so that a line can be found without reading it."""
+    columns = {"id": record.id, **asdict(record.config)}
+    columns |= {name: getattr(record, name) for name in KINDS if name not in columns}
+    text = json.dumps(finite(columns), separators=(",", ":"), allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def is_row(value: Any) -> bool:
+    return isinstance(value, dict) and all(v is None or is_number(v) for v in value.values())
+
+
+def is_weight(value: Any) -> bool:
+    """A name, epochs, and other columns that are as long as these."""
+    if not isinstance(value, dict) or not isinstance(value.get("weight"), str):
+        return False
+    columns = [v for k, v in value.items() if k != "weight"]
+    epochs = value.get("epoch")
+    return (
+        isinstance(epochs, list)
+        and all(map(is_number, epochs))
+        and all(isinstance(column, list) and len(column) == len(epochs) for column in columns)
+    )
+
+
+def shape(value: Any) -> tuple[int, ...] | None:
+    """Of nested lists of numbers, all rows alike; else None."""
+    if not isinstance(value, list):
+        return () if value is None or is_number(value) else None
+    inner = {shape(v) for v in value}
+    only = inner.pop() if len(inner) == 1 else None
+    return None if only is None else (len(value), *only)
+
+
+KINDS = {  # a column: how it must be, in words and as a test
+    "id": ("a text", lambda v: isinstance(v, str)),
+    "task": ("a text", lambda v: isinstance(v, str)),
+    "optimizer": ("a text", lambda v: isinstance(v, str)),
+    "seed": ("a whole number >= 0", lambda v: type(v) is int and v >= 0),
+    "epochs": ("a whole number >= 1", lambda v: type(v) is int and v >= 1),
+    "hyper": ("an object", lambda v: isinstance(v, dict)),
+    "options": ("an object", lambda v: isinstance(v, dict)),
+    "scale": ("a number above 0", lambda v: is_number(v) and v > 0),
+    "synthetic": ("true or false", lambda v: isinstance(v, bool)),
+    "status": (f"{FINISHED} or {FAILED}", lambda v: v in (FINISHED, FAILED)),
+    "error": ("a text", lambda v: isinstance(v, str)),
+    "result": ("an object", lambda v: isinstance(v, dict)),
+    "environment": (
+        "an object whose seconds are a number and whose warnings are a list",
+        lambda v: (
+            isinstance(v, dict)
+            and is_number(v.get("seconds", 0))
+            and isinstance(v.get("warnings", []), list)
+        ),
+    ),
+    "metrics": (
+        "a list of objects with an epoch, all of numbers",
+        lambda v: isinstance(v, list) and all(is_row(r) and is_number(r.get("epoch")) for r in v),
+    ),
+    "dynamics": (
+        "a list of objects with a weight, epochs and columns as long as these",
+        lambda v: isinstance(v, list) and all(map(is_weight, v)),
+    ),
+    "arrays": (
+        "an object of numbers in lists, all rows alike",
+        lambda v: isinstance(v, dict) and None not in map(shape, v.values()),
+    ),
+}
+
+
+def refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def parse(text: bytes) -> Record:
+    """The record in a line; ValueError says what is wrong with one that holds none."""
+    columns = json.loads(text, parse_constant=refuse)
+    if not isinstance(columns, dict):
+        raise ValueError("it is no JSON object")
+    for name, (words, fits) in KINDS.items():
+        if name not in columns:
+            raise ValueError(f"it has no {name}")
+        if not fits(columns[name]):
+            raise ValueError(f"its {name} must be {words}")
+    names = RunConfig.__dataclass_fields__
+    config = RunConfig(**{name: columns[name] for name in names})
+    if columns["id"] != config.id:
+        raise ValueError(f"its id is {columns['id']} and its config's {config.id}")
+    return Record(config, **{k: columns[k] for k in KINDS if k not in names and k != "id"})
+
+
+# --- files
+
+
+@dataclass(frozen=True)
+class Line:
+    number: int
+    packed: bytes
+    text: bytes | None  # None: damaged
+
+    def is_of(self, ids: Container[str]) -> bool:
+        found = re.match(rb'\{"id":"([^"\\]+)"', self.text or b"")
+        return bool(found) and found[1].decode(errors="replace") in ids
+
+
+def pack(text: bytes) -> bytes:
+    return gzip.compress(text, mtime=0)
+
+
+def read_lines(file: Path) -> Iterator[Line]:
+    """Every line of a file; what is between two headers and cannot be unpacked is one, too."""
+    if not file.exists():
+        return
+    if not file.is_file():  # to open a FIFO would wait for ever
+        raise LabError(f"{file} is no file; move it away")
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise LabError(f"{file} cannot be read ({error.strerror})") from error
+    starts = {0, len(data), *(found.start() for found in re.finditer(re.escape(HEADER), data))}
+    number = 0
+    for start, end in pairwise(sorted(starts)):
+        try:
+            texts: list[Any] = gzip.decompress(data[start:end]).splitlines(keepends=True)
+        except (OSError, EOFError, zlib.error):
+            texts = [None]
+        for text in texts:  # several where another program has packed the file anew
+            number += 1
+            yield Line(number, data[start:end] if len(texts) == 1 else pack(text), text)
+
+
+def load(file: Path) -> tuple[list[Record], list[str]]:
+    """All runs of a file, and a sentence for each line that is damaged or odd."""
+    found: list[Record] = []
+    problems: list[str] = []
+    try:
+        for line in read_lines(file):
+            if line.text is None:
+                problems.append(f"{file}, line {line.number} is damaged and left out")
+                continue
+            try:
+                found.append(parse(line.text))
+                found[-1].study = file.name.removesuffix(SUFFIX)
+            except (ValueError, RecursionError) as error:
+                problems.append(f"{file}, line {line.number} is left out: {error}")
+    except LabError as error:
+        problems.append(str(error))
+    return found, problems
+
+
+def load_all(folder: Path) -> tuple[dict[str, Record], list[str]]:
+    """The runs of all files in a folder and below, by id; finished ones count before failed."""
+    found: dict[str, Record] = {}
+    problems: list[str] = []
+    for file in sorted(folder.rglob(f"*{SUFFIX}")):
+        records, odd = load(file)
+        problems += odd
+        for record in records:
+            known = found.get(record.id)
+            if known is None or known.status == FAILED:
+                found[record.id] = record
+    return found, problems
+
+
+def find(file: Path, id: str) -> Record | None:
+    """A run of a file; one that cannot be read is none."""
+    for line in read_lines(file):
+        if line.is_of({id}):
+            with contextlib.suppress(ValueError, RecursionError):
+                return parse(line.text or b"")
+    return None
+
+
+def save(record: Record, file: Path) -> None:
+    """Add a run, or put it in the place of the line with its id; other lines stay as they are."""
+    rewrite(file, {record.id}, pack(line_of(record)))
+
+
+def forget(file: Path, ids: Container[str]) -> None:
+    """Take runs out."""
+    if file.exists():
+        rewrite(file, ids, b"")
+
+
+def rewrite(file: Path, without: Container[str], added: bytes) -> None:
+    with locked(file.with_name(f".{file.name}.lock"), wait=True):
+        kept = [line.packed for line in read_lines(file) if not line.is_of(without)]
+        write_atomically(file, b"".join([*kept, added]))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -117,112 +316,39 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
 
 
-def save(record: Record, folder: Path) -> None:
-    """Write a record; ``run.json``, which vouches for the rest, goes first and comes last."""
-    files = {METRICS: lines(record.metrics)}
-    if record.dynamics:
-        files[DYNAMICS] = lines(record.dynamics)
-    if record.arrays:
-        files[ARRAYS] = packed(record.arrays)
-    with writing(folder / RUN):
-        (folder / RUN).unlink(missing_ok=True)
-    for name, data in files.items():
-        write_atomically(folder / name, data)
-    document = {
-        "format": FORMAT,
-        "config": asdict(record.config),
-        "status": record.status,
-        "result": finite(record.result),
-        "environment": record.environment,
-        "error": record.error,
-        "files": {name: digest(data) for name, data in files.items()},
-    }
-    document["sha256"] = digest(canonical(document).encode())
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(folder / RUN, text.encode())
+class Busy(LabError):
+    """Another process holds the lock."""
 
 
-def load(folder: Path) -> Record:
-    """Read a record; ``LabError`` names whatever is damaged."""
-    document = read_document(folder / RUN)
-    contents = {name: read_checked(folder / name, sha) for name, sha in document["files"].items()}
-    return Record(
-        config=RunConfig.from_json(document["config"]),
-        status=document["status"],
-        result=document["result"],
-        environment=document["environment"],
-        error=document["error"],
-        metrics=[json.loads(line) for line in contents[METRICS].splitlines()],
-        dynamics=[json.loads(line) for line in contents.get(DYNAMICS, b"").splitlines()],
-        arrays=unpacked(contents[ARRAYS]) if ARRAYS in contents else {},
-        folder=folder,
-    )
-
-
-def read_document(path: Path) -> dict[str, Any]:
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = False) -> Iterator[None]:
+    """Keep other processes out; the system lets go when this one dies."""
+    handle = opened(path)
     try:
-        document = json.loads(path.read_bytes())
-        claimed = document.pop("sha256")
-        sound = claimed == digest(canonical(document).encode())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise LabError(f"{path} is damaged ({type(error).__name__}); delete its folder") from error
-    if not sound:
-        raise LabError(f"{path} was changed after it was written; delete its folder")
-    if document["format"] != FORMAT:
-        raise LabError(f"{path} has format {document['format']}, this version reads {FORMAT}")
-    return document
-
-
-def read_checked(path: Path, sha256: str) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise LabError(f"{path} is missing or unreadable; delete its folder") from error
-    if digest(data) != sha256:
-        raise LabError(f"{path} does not match its checksum in {RUN}; delete its folder")
-    return data
-
-
-def load_all(root: Path) -> tuple[dict[str, Record], list[str]]:
-    """All records below a folder by id, and a sentence for each that is damaged."""
-    found, damaged = load_folders(root)
-    return found, [problem for _, problem in damaged]
-
-
-def load_folders(root: Path) -> tuple[dict[str, Record], list[tuple[str, str]]]:
-    """All records below a folder by id; of each that is damaged its folder's name, and how."""
-    found: dict[str, Record] = {}
-    problems: list[tuple[str, str]] = []
-    for path in sorted(root.rglob(RUN)):
+        while not held(handle, path, wait):  # its last owner removed it while we waited
+            os.close(handle)
+            handle = opened(path)
         try:
-            record = load(path.parent)
-        except LabError as error:
-            problems.append((path.parent.name, str(error)))
-            continue
-        known = found.get(record.id)
-        if known is None or (known.status == FAILED and record.status == FINISHED):
-            found[record.id] = record
-    return found, problems
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
 
 
-def lines(rows: Iterable[Row]) -> bytes:
-    return "".join(canonical(finite(row)) + "\n" for row in rows).encode()
+def opened(path: Path) -> int:
+    while True:
+        with writing(path), contextlib.suppress(FileNotFoundError):  # its folder was taken away
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
 
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
-    import numpy as np
-
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
-def unpacked(data: bytes) -> dict[str, np.ndarray]:
-    import numpy as np
-
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+def held(handle: int, path: Path, wait: bool) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        raise Busy(f"{path.parent.name} is being trained by another process") from error
+    try:
+        return os.fstat(handle).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .engines import (
+    CHECKPOINT,
     KNOWN,
     STOPPED,
     Outcome,
@@ -26,14 +27,12 @@ from .engines import (
     View,
     failure,
     interruptible,
-    is_finished,
-    locked,
     resolve_device,
 )
 from .optimizers import OWN, entry
 from .records import FINISHED, Row, RunConfig, canonical
 from .tasks.base import Batch, Phase, Task
-from .train import CHECKPOINT, Run, make_task
+from .train import Run, make_task
 
 WARM_UP = 3  # steps before a capture; they are real steps of the run
 RECOMPILATIONS = 64
@@ -188,8 +187,8 @@ class Wave:
             for config in self.configs:
                 self.view.started(config)
                 with self.safely(config):
-                    locks.enter_context(locked(self.setup.folder(config)))
-                    if is_finished(self.setup.folder(config)):  # another process was faster
+                    locks.enter_context(self.setup.holding(config))
+                    if self.setup.done(config):  # another process was faster
                         self.end(Outcome(config, KNOWN))
                     else:
                         self.admit(config)
@@ -277,7 +276,7 @@ class Wave:
     def finish(self, run: GraphRun) -> None:
         torch.cuda.synchronize()
         with torch.cuda.stream(run.stream):
-            run.finish()
+            self.setup.keep(run.finish())
         self.end(Outcome(run.config, FINISHED))
 
     def checkpoint(self) -> None:
@@ -293,7 +292,7 @@ class Wave:
         try:
             yield
         except Exception as error:
-            self.end(failure(config, error, self.setup.folder(config)))
+            self.end(failure(config, error, self.setup))
 
     def end(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

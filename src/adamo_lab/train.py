@@ -15,7 +15,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from . import environment, optimizers
+from .engines import CHECKPOINT, logger
 from .errors import LabError
 from .landscape import gradient_norm_variation
 from .norms import Norms
-from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite, save
+from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite
 from .records import write_atomically as write
 from .tasks import task_class
 from .tasks.base import Batch, Phase, Task
 
-CHECKPOINT = "checkpoint.pt"
 SNAPSHOTS = "snapshots"
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints; an epoch that takes longer gets one each
 SNAPSHOTS_OF_DYNAMICS = 40  # a run
@@ -164,8 +164,7 @@ class Run:
         """Wait for the epoch and write its row, if one is due."""
         loss = self.total.item() / max(self.steps, 1)
         if "dynamics" in self.pending:
-            weights = rounded(self.pending.pop("dynamics"))
-            self.dynamics.append({"epoch": self.epoch, "weights": weights})
+            append(self.dynamics, self.epoch, rounded(self.pending.pop("dynamics")))
         if not math.isfinite(loss) and "metrics" not in self.pending:
             self.pending["metrics"] = self.evaluate(self.model)
         if "metrics" not in self.pending:
@@ -196,10 +195,11 @@ class Run:
     def set_lr(self, value: float) -> None:
         """A tensor learning rate is written in place: a captured step reads it from there."""
         for group in self.optimizer.param_groups:
+            rate = value * group.get(optimizers.LR_FACTOR, 1.0)
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(value)
+                group["lr"].fill_(rate)
             else:
-                group["lr"] = value
+                group["lr"] = rate
 
     def lr(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
@@ -235,9 +235,8 @@ class Run:
         named = self.matrices()
         norms = [torch.linalg.vector_norm(p.detach()) for p in named.values()]
         columns = zip(named, norms, self.angles, strict=True)
-        seen: dict[str, dict[str, Any]] = {  # the index keeps the order of the layers
-            name: {"index": i, "norm": norm, "angle": angle}
-            for i, (name, norm, angle) in enumerate(columns)
+        seen: dict[str, dict[str, Any]] = {
+            name: {"norm": norm, "angle": angle} for name, norm, angle in columns
         }
         for name, values in told_by(self.optimizer).items():
             if name in seen:
@@ -269,7 +268,7 @@ class Run:
         self, config: RunConfig, folder: Path, seconds: float, began_as: str
     ) -> None:
         state = {
-            "config": canonical(config.__dict__ | {"id": config.id}),
+            "id": config.id,
             "epoch": self.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -285,17 +284,14 @@ class Run:
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        write(folder / CHECKPOINT, buffer.getvalue())
+        data = buffer.getvalue()
+        write(folder / CHECKPOINT, hashlib.sha256(data).digest() + data)
 
     def resume(self) -> None:
-        """Go on where the last checkpoint left off, if there is one."""
-        path = self.folder / CHECKPOINT
-        if not path.exists():
+        """Go on where the last checkpoint left off, if there is one of this run."""
+        state = self.read_checkpoint()
+        if not state:
             return
-        try:
-            state = torch.load(path, map_location=self.task.device, weights_only=True)
-        except Exception as error:
-            raise LabError(f"{path} cannot be read ({error}); delete it to start over") from error
         lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -304,14 +300,30 @@ class Run:
         self.epoch, self.late = state["epoch"], state["late"]
         self.average, self.averaged = state["average"], state["averaged"]
         self.rows, self.dynamics = json.loads(state["rows"]), json.loads(state["dynamics"])
-        self.seconds, self.began_as = state["seconds"], state.get("began_as", "")
+        self.seconds, self.began_as = state["seconds"], state["began_as"]
         if self.task.device.type == "cpu":  # another number of them rounds otherwise
-            self.threads = state.get("threads", self.threads)
+            self.threads = state["threads"]
         if self.norms:
             self.norms.load_state_dict(state["norms"])
 
+    def read_checkpoint(self) -> dict[str, Any]:
+        """What the run's checkpoint holds; one that is damaged or another run's is none."""
+        path = self.folder / CHECKPOINT
+        if not path.is_file():
+            return {}
+        data = path.read_bytes()
+        odd = "is damaged"
+        if hashlib.sha256(data[32:]).digest() == data[:32]:
+            place = self.task.device
+            state = torch.load(io.BytesIO(data[32:]), map_location=place, weights_only=True)
+            if state["id"] == self.config.id:
+                return state
+            odd = f"is one of {state['id']}"
+        logger.warning("%s %s: %s starts from its beginning", path, odd, self.config.id)
+        return {}
+
     def finish(self) -> Record:
-        """Write the record and take the checkpoint away."""
+        """The record of the run as it ended."""
         result = {**self.rows[-1], **self.task.result(self.rows)}
         if self.average and not self.diverged:
             averaged = self.evaluate(self.averaged_model())
@@ -331,10 +343,8 @@ class Run:
             | ({"began_as": self.began_as} if self.began_as else {}),
             metrics=self.rows,
             dynamics=self.dynamics,
-            arrays=self.task.arrays(self.model),
+            arrays={k: rounded(v.tolist()) for k, v in self.task.arrays(self.model).items()},
         )
-        save(record, self.folder)
-        (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return record
 
 
@@ -420,12 +430,10 @@ def make_task(config: RunConfig, device: torch.device, data_dir: Path | None) ->
     return task_class(config.task)(config, device, data_dir)
 
 
-def failed(config: RunConfig, error: BaseException, folder: Path) -> Record:
+def failed(config: RunConfig, error: BaseException) -> Record:
     """The record of a run that broke; the next attempt replaces it."""
     cause = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-    record = Record(config, FAILED, environment=environment.describe(), error=cause)
-    save(record, folder)
-    return record
+    return Record(config, FAILED, environment=environment.describe(), error=cause)
 
 
 def digest_of(model: nn.Module) -> str:
@@ -485,10 +493,23 @@ def rounded(value: Any) -> Any:
             k: sorted(name for name, flag in v.items() if flag) if k == "guard" else rounded(v)
             for k, v in value.items()
         }
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
     if isinstance(value, int):
         return value
     number = float(value)
     return float(f"{number:.5g}") if math.isfinite(number) else None
+
+
+def append(dynamics: list[Row], epoch: int, seen: Mapping[str, Row]) -> None:
+    """One more entry in the columns of every weight; none where nothing was said of it."""
+    if not dynamics:
+        dynamics += [{"weight": name, "epoch": []} for name in seen]
+    for row in dynamics:
+        before = len(row["epoch"])
+        row["epoch"].append(epoch)
+        for key in {**row, **seen[row["weight"]]}.keys() - {"weight", "epoch"}:
+            row.setdefault(key, [None] * before).append(seen[row["weight"]].get(key))
 
 
 def spread(total: float, squares: float, steps: int) -> Row:

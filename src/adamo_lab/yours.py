@@ -13,7 +13,6 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ import torch
 from torch import nn
 
 from . import optimizers as registry
-from .engines import failure, interruptible, is_finished, locked, resolve_device
-from .errors import LabError, writing
-from .records import FAILED, FINISHED, RUN, Record, Row, RunConfig, canonical, load
+from .engines import CHECKPOINT, Setup, failure, interruptible, resolve_device
+from .errors import LabError
+from .records import FAILED, Record, Row, RunConfig, canonical, find, forget
 from .rehearsal import rehearse
 from .summary import table
-from .train import CHECKPOINT, CHECKPOINT_SECONDS, Progress, Run, Stopped, drive
+from .train import CHECKPOINT_SECONDS, Progress, Run, Stopped, drive
 from .your_task import Batches, LossFunction, Metrics, Recipe, Yours, kept_randomness
 
 
@@ -107,7 +106,7 @@ def compare(
     recipe = Recipe(model_fn, train_loader, loss_fn, valid_loader, metrics, example_batch)
     epochs, numbers = count_of(epochs), seeds_of(seeds)
     check(recipe, optimizers, hyper or {})
-    where, root = resolve_device(str(device)), Path(out)
+    where, setup = resolve_device(str(device)), Setup(Path(out), "yours")
     write = report_writer() if report else None
     settings = {key: settings_of(key, (hyper or {}).get(key, {})) for key in optimizers}
     with kept_randomness(where), interruptible() as stop:
@@ -117,21 +116,21 @@ def compare(
             for seed in numbers  # seed by seed, so that a busy machine slows all alike
             for key in optimizers
         ]
-        with writing(root):
-            root.mkdir(parents=True, exist_ok=True)
         if fresh:  # all at once: an interruption must leave no old record among the new
-            for config, file in product(configs, (RUN, CHECKPOINT)):
-                (root / config.id / file).unlink(missing_ok=True)
-        known = [config.id for config in configs if is_finished(root / config.id)]
+            forget(setup.file, {config.id for config in configs})
+            for config in configs:
+                (setup.folder(config) / CHECKPOINT).unlink(missing_ok=True)
+        known = [config.id for config in configs if setup.done(config)]
         try:
             records = [
-                run_one(config, recipe, where, root / config.id, progress, stop)
+                run_one(config, recipe, where, setup, progress, stop)
                 for config in heeding(stop, configs)
             ]
         except Stopped as error:
             call = "the same call without fresh=True" if fresh else "the same call"
             raise KeyboardInterrupt(f"stopped; {call} goes on from here") from error
-    return Comparison(name, records, write(root, root / "report") if write else None, known)
+    page = write(setup.out, setup.out / "report") if write else None
+    return Comparison(name, records, page, known)
 
 
 def report_writer() -> Callable[[Path, Path], Path]:
@@ -236,26 +235,23 @@ def run_one(
     config: RunConfig,
     recipe: Recipe,
     device: torch.device,
-    folder: Path,
+    setup: Setup,
     progress: Progress | None,
     stop: Callable[[], bool],
 ) -> Record:
     """A run's record: the one that is there, or a new one, finished or failed."""
-    if (folder / RUN).exists():
-        known = load(folder)
-        if known.status == FINISHED:
-            return known
     try:
-        with locked(folder):
-            if is_finished(folder):  # another process was faster
-                return load(folder)
-            run = Run(config, Yours(config, device, recipe), folder)
-            return drive(run, train_epoch, progress, stop, CHECKPOINT_SECONDS)
+        with setup.holding(config) as folder:
+            if not setup.done(config):
+                run = Run(config, Yours(config, device, recipe), folder)
+                setup.keep(drive(run, train_epoch, progress, stop, CHECKPOINT_SECONDS))
     except Stopped:
         raise
     except Exception as error:  # whatever a user's model may raise: the other runs go on
-        outcome = failure(config, error, folder)
-        return Record(config, FAILED, error=outcome.error)
+        return Record(config, FAILED, error=failure(config, error, setup).error)
+    record = find(setup.file, config.id)
+    assert record is not None
+    return record
 
 
 def train_epoch(run: Run) -> Row | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from typing import Any, Literal
+from typing import Literal
 
 import matplotlib
 import numpy as np
@@ -59,32 +58,24 @@ def draw(group: Group, seen: set[str]) -> list[Drawing]:
 
 
 def first_run(line: Line) -> Record | None:
-    return next((run for run in line.runs if run.dynamics and layers(run)), None)
+    return next((run for run in line.runs if run.dynamics), None)
 
 
 def layers(run: Record) -> list[Layer]:
-    """By depth where the record tells it ("index"), else by name, numbers as numbers."""
-    weights = run.dynamics[0]["weights"]
-
-    def depth(name: str) -> tuple[float, list[Any]]:
-        parts = re.split(r"(\d+)", name)
-        index = weights[name].get("index")
-        return (math.inf if index is None else index, [int(p) if p.isdigit() else p for p in parts])
-
-    names = sorted(weights, key=depth)
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.88, max(len(names), 2)))
-    return [(name, tuple(colours[i])) for i, name in enumerate(names)]
+    """Every weight and its colour, from the input to the output."""
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.88, max(len(run.dynamics), 2)))
+    return [(row["weight"], tuple(colours[i])) for i, row in enumerate(run.dynamics)]
 
 
 def track(run: Record, name: str, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Epochs and values of one layer; NaN where there is none."""
-    values = [row["weights"].get(name, {}).get(key) for row in run.dynamics]
-    epochs = np.array([row["epoch"] for row in run.dynamics], dtype=float)
-    return epochs, np.array([np.nan if v is None else v for v in values], dtype=float)
+    row = next(row for row in run.dynamics if row["weight"] == name)
+    epochs = np.array(row["epoch"], dtype=float)
+    return epochs, np.array(row.get(key, [None] * len(epochs)), dtype=float)
 
 
 def reported(run: Record, key: str) -> bool:
-    return any(key in seen for row in run.dynamics for seen in row["weights"].values())
+    return any(key in row for row in run.dynamics)
 
 
 def depth_legend(found: list[Layer]) -> tuple[list[Artist], list[str]]:
@@ -226,12 +217,11 @@ def plot_guards(axes: Axes, run: Record) -> list[Artist]:
 
 def guard_events(run: Record) -> dict[str, list[tuple[float, int]]]:
     """By part: the epochs and layers where it acted."""
-    place = {name: i for i, (name, _) in enumerate(layers(run))}
     seen: dict[str, list[tuple[float, int]]] = {}
-    for row in run.dynamics:
-        for name, values in row["weights"].items():
-            for part in values.get("guard") or ():
-                seen.setdefault(str(part), []).append((row["epoch"], place.get(name, 0)))
+    for place, row in enumerate(run.dynamics):
+        for epoch, parts in zip(row["epoch"], row.get("guard", ()), strict=False):
+            for part in parts or ():
+                seen.setdefault(str(part), []).append((epoch, place))
     return seen
 
 

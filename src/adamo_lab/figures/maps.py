@@ -54,9 +54,9 @@ def boundaries(group: Group) -> list[Drawing]:
 
 
 def draw_boundary(panel: Axes, run: Record) -> None:
-    grid, points = run.arrays["grid"], run.arrays["points"]
-    labels = run.arrays.get("labels", np.zeros(len(points)))
-    left, right, bottom, top = run.arrays.get("extent", np.array([-1, 1, -1, 1])).tolist()
+    grid, points = (np.array(run.arrays[key]) for key in ("grid", "points"))
+    labels = np.array(run.arrays["labels"])
+    left, right, bottom, top = run.arrays["extent"]
     panel.imshow(
         grid, origin="lower", extent=(left, right, bottom, top), cmap=SIDES, vmin=0, vmax=1,
         interpolation="bilinear", aspect="equal",
@@ -82,7 +82,7 @@ def landscapes(group: Group) -> list[Drawing]:
         return []
     # the most paths; a study that was begun with fewer optimizers has left a plane of these alone
     record = min(fit, key=lambda r: (-len(r.result.get("runs") or ()), r.config.seed, r.id))
-    loss, xs, ys = (record.arrays[key] for key in ("loss", "xs", "ys"))
+    loss, xs, ys = (np.array(record.arrays[key], dtype=float) for key in ("loss", "xs", "ys"))
     loss = np.ma.masked_invalid(loss)
     picture, (axes,) = canvas(height=4.3)
     norm = Normalize(loss.min(), loss.max())
@@ -120,7 +120,7 @@ def draw_paths(axes: Axes, record: Record) -> tuple[list[Artist], list[str]]:
     handles: list[Artist] = []
     labels: list[str] = []
     for name in names:
-        x, y = record.arrays[f"path_{name}"].T
+        x, y = np.array(record.arrays[f"path_{name}"]).T
         what = entries[name]
         axes.plot(x, y, color="white", linewidth=3.6, alpha=0.8)  # a halo, for the dark regions
         (handle,) = axes.plot(x, y, color=what.colour, linestyle=what.line, linewidth=1.8)
