@@ -72,7 +72,14 @@ SHAKESPEARE = Remote(
     "sha256",
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 )
-DOWNLOADS = ("cifar100", "shakespeare")
+ENWIK8 = Remote(
+    "http://mattmahoney.net/dc/enwik8.zip",
+    "enwik8.zip",
+    "sha256",
+    "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+)
+ENWIK8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the text itself
+DOWNLOADS = ("cifar100", "enwik8", "shakespeare")
 
 
 def folder(data_dir: Path | None) -> Path:
@@ -242,6 +249,28 @@ def shakespeare(data_dir: Path | None) -> str:
     raise missing("Tiny Shakespeare", "shakespeare", where)
 
 
+def enwik8(data_dir: Path | None) -> bytes:
+    """The first 100,000,000 bytes of Wikipedia as of 2006, whole or packed."""
+    where = folder(data_dir)
+    readers: dict[str, Callable[[Path], bytes]] = {
+        "enwik8": Path.read_bytes,
+        "enwik8.gz": lambda path: gzip.decompress(path.read_bytes()),
+        ENWIK8.file: lambda path: read_member(path, "enwik8"),
+    }
+    for path, read in ((where / name, read) for name, read in readers.items()):
+        if path.is_file():
+            with reading(path):
+                text = read(path)
+            found = hashlib.md5(text, usedforsecurity=False).hexdigest()
+            if found != ENWIK8_MD5:
+                raise LabError(
+                    f"{path} holds a text with the md5 checksum {found} in place of {ENWIK8_MD5}; "
+                    f"delete it or put a new copy there"
+                )
+            return text
+    raise missing("enwik8", "enwik8", where)
+
+
 def wikitext2(split: str, data_dir: Path | None) -> list[str]:
     """The words of a split ("train", "valid" or "test"), with ``<eos>`` for every line end."""
     where = folder(data_dir)
@@ -332,9 +361,9 @@ def download(name: str, data_dir: Path | None = None) -> Path:
         if not unpacked_cifar100(where) and not (where / CIFAR_PYTHON.file).is_file():
             fetch(CIFAR_BINARY, where)
         return find_cifar100(where).train.parent
-    if name == "shakespeare":
-        fetch(SHAKESPEARE, where)
-        return where / SHAKESPEARE.file
+    for remote in {"enwik8": [ENWIK8], "shakespeare": [SHAKESPEARE]}.get(name, []):
+        fetch(remote, where)
+        return where / remote.file
     if name == "wikitext2":
         check(name, where)  # says which files it looks for
         return where
@@ -345,8 +374,8 @@ def check(name: str, data_dir: Path | None) -> None:
     """Raise what a run would when its data set is missing or damaged; others need no files."""
     if name == "cifar100":
         find_cifar100(data_dir)
-    elif name == "shakespeare":
-        shakespeare(data_dir)
+    elif name in ("enwik8", "shakespeare"):
+        {"enwik8": enwik8, "shakespeare": shakespeare}[name](data_dir)
     elif name == "wikitext2":
         wikitext2("train", data_dir)
         wikitext2("valid", data_dir)

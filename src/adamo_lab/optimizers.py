@@ -29,7 +29,7 @@ class Entry:
     label: str
     colour: str  # of the Okabe-Ito palette, which colour-blind readers can tell apart
     line: str  # a matplotlib line style
-    kind: str  # "adam", "adamw", "adamp", "sgd", "adamo" or "angular"
+    kind: str  # "adam", "adamw", "adamp", "sgd", "muon", "adamo" or "angular"
     rules: str = "model"  # AdamO: "model" finds scale-invariant weights, "shape" does not look
 
 
@@ -40,6 +40,7 @@ REGISTRY: dict[str, Entry] = {
     "adamw_best": Entry("AdamW, best trial", "#0072B2", "-.", "adamw"),
     "adamp": Entry("AdamP", "#009E73", "-.", "adamp"),
     "sgd": Entry("SGD", "#000000", ":", "sgd"),
+    "muon": Entry("Muon", "#009E73", "--", "muon"),
     "angular": Entry("AngularAdamW", "#CC79A7", "-", "angular"),
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
     "adamo_no_decay": Entry("AdamO, no decay", "#E69F00", "--", "adamo"),
@@ -140,18 +141,29 @@ LANGUAGE: dict[str, Hyper] = {
     "adamo_paper": {**PAPER, "lr": 2e-3},
 }
 
+VIT: dict[str, Hyper] = {
+    **{name: hyper for name, hyper in SMALL.items() if name != "sgd"},
+    "muon": {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95},
+    "adamo_paper": {**PAPER, "lr": 1e-3},
+}
+GPT = {name: {**hyper, "betas": (0.9, 0.95)} for name, hyper in VIT.items()}
+
 SETTINGS: dict[str, dict[str, Hyper]] = {
     "cifar100": CIFAR100,
     "digits": SMALL,
+    "gpt": GPT,
     "grokking": GROKKING,
     "language": LANGUAGE,
     "toy2d": TOY2D,
+    "vit": VIT,
     "yours": SMALL,
 }
 
 # Arguments of the lab's own, beside those of the optimizer's class: of the loop, and of AdamW here.
 OWN = ("late", "swa_lr")
 DECAY_VECTORS = "decay_vectors"
+TURNING_LR = "turning_lr"  # of the weights that AngularAdamW turns, times lr: a control
+LR_FACTOR = "lr_factor"  # of a group, times what a schedule sets
 WHOLE = ("low_dim",)  # a number of entries
 
 
@@ -220,15 +232,45 @@ def adam(
 def adamw(
     model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
 ) -> torch.optim.Optimizer:
-    """AdamW; ``decay_vectors=False`` takes biases and norm layers out of its decay."""
+    """AdamW; ``decay_vectors=False`` takes biases and norm layers out of its decay.
+
+    ``turning_lr=4`` gives scale-invariant weights four times the learning rate.
+    """
     import torch
 
-    parameters: Any = model.parameters()
+    groups: Any = [{"params": list(model.parameters())}]
     if not arguments.pop(DECAY_VECTORS, True):
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         matrices = [p for p in model.parameters() if p.dim() > 1]
-        parameters = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(parameters, fused=fusible(model), capturable=graph, **arguments)
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    if factor := arguments.pop(TURNING_LR, None):
+        groups = with_faster_turns(groups, model, example, factor, arguments["lr"])
+    return torch.optim.AdamW(groups, fused=fusible(model), capturable=graph, **arguments)
+
+
+def with_faster_turns(
+    groups: list[Hyper], model: nn.Module, example: Any, factor: float, lr: Any
+) -> list[Hyper]:
+    """The groups without scale-invariant weights, and one of these with a faster rate."""
+    from adamo_optim import param_groups
+
+    found = [group for group in param_groups(model, example) if group["rule"] == "scale_invariant"]
+    turning = [p for group in found for _, p in group["params"]]
+    if not turning:
+        raise LabError(f"{TURNING_LR} needs scale-invariant weights, and this model has none")
+    ids = {id(p) for p in turning}
+    rest = [{**g, "params": [p for p in g["params"] if id(p) not in ids]} for g in groups]
+    return [*rest, {"params": turning, "lr": lr * factor, LR_FACTOR: factor}]
+
+
+def muon(
+    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
+) -> torch.optim.Optimizer:
+    from .muon import MuonAdamW
+
+    if graph:
+        raise LabError("torch's Muon cannot be captured into a CUDA graph; use --engine serial")
+    return MuonAdamW(model, fused=fusible(model), **arguments)
 
 
 def adamp(
@@ -272,6 +314,7 @@ MAKERS = {
     "adamw": adamw,
     "adamp": adamp,
     "sgd": sgd,
+    "muon": muon,
     "adamo": adamo,
     "angular": angular,
 }
@@ -284,9 +327,12 @@ def check_own(name: str, hyper: Mapping[str, Any]) -> None:
         raise LabError(f"{DECAY_VECTORS} must be true or false, got {vectors!r}")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
         raise LabError(f"swa_lr must be a number >= 0, got {rate!r}")
+    turning = hyper.get(TURNING_LR, 1.0)
+    if isinstance(turning, bool) or not isinstance(turning, int | float) or turning <= 0:
+        raise LabError(f"{TURNING_LR} must be a number above 0, got {turning!r}")
     if not isinstance(late, Mapping):
         raise LabError(f"late must be a dictionary of hyper-parameters, got {late!r}")
-    if unknown := sorted(set(late) - (legal_arguments(name) - {*OWN, DECAY_VECTORS})):
+    if unknown := sorted(set(late) - (legal_arguments(name) - {*OWN, DECAY_VECTORS, TURNING_LR})):
         raise LabError(f"{name} has no hyper-parameter {unknown[0]!r} for its late phase")
 
 
@@ -297,17 +343,23 @@ def legal_arguments(name: str) -> set[str]:
     from adamo_optim import AdamO, AngularAdamW
 
     from .adamp import AdamP
+    from .muon import MuonAdamW
 
     classes: dict[str, type] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
         "adamp": AdamP,
         "sgd": torch.optim.SGD,
+        "muon": MuonAdamW,
         "adamo": AdamO,
         "angular": AngularAdamW,
     }
     kind = entry(name).kind
-    legal = {*inspect.signature(classes[kind].__init__).parameters} - {"self", "params"} | {*OWN}
+    legal = {*inspect.signature(classes[kind].__init__).parameters} - {
+        "self",
+        "params",
+        "model",
+    } | {*OWN}
     legal -= {"capturable", "compiled", "differentiable"}  # the loop's business
     legal -= {"fused", "foreach"} if kind != "adamo" else set()
-    return legal | {DECAY_VECTORS} if kind == "adamw" else legal
+    return legal | {DECAY_VECTORS, TURNING_LR} if kind == "adamw" else legal

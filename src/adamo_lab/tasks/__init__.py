@@ -43,7 +43,9 @@ def one_of(*choices: str | bool) -> Rule:
 
 # What an option may be, in whatever task it occurs; also None where that is its default.
 LEGAL: dict[str, Rule] = {
-    **dict.fromkeys(("batch", "every", "width", "layers", "heads", "context", "steps"), whole(1)),
+    **dict.fromkeys(
+        ("batch", "every", "width", "layers", "heads", "context", "steps", "patch"), whole(1)
+    ),
     **dict.fromkeys(("p", "points", "resolution"), whole(2)),
     **dict.fromkeys(("snapshots", "swa", "channels_last"), one_of(True, False)),
     "watch": one_of(True, False, "norms"),
@@ -56,13 +58,15 @@ LEGAL: dict[str, Rule] = {
     "corpus": one_of("shakespeare", "wikitext2"),
     "model": one_of("embedding", "one-hot"),
     "precision": one_of("bfloat16", "float32"),
-    "schedule": one_of("constant", "cosine"),
+    "schedule": one_of("constant", "cosine", "linear", "step"),
     "stem": one_of("3x3", "7x7"),
+    "text": one_of("enwik8", "topics"),
 }
 
 # "watch" records the spread of the gradient's norm ("norms": and what norms.py counts), "snapshots"
 # keeps weights for a landscape.
 WATCHING = {"watch": False, "snapshots": False}
+CONSTANT = {"schedule": "constant"}  # the learning rate, unless asked otherwise
 
 TASKS = {
     "cifar100": Info(
@@ -80,13 +84,32 @@ TASKS = {
             "smoothing": 0.1,
             **WATCHING,
         },
-        {"schedule": None},  # of the learning rate, until SWA has its own; None: the paper's drops
+        {"schedule": "step"},  # of the learning rate, until SWA has its own; the paper's drops
     ),
     "digits": Info(
         "a small BatchNorm network on scikit-learn's handwritten digits: seconds on a CPU",
         40,
         {"batch": 50, "width": 32, **WATCHING},
-        {"schedule": "constant"},  # "cosine": to zero
+        CONSTANT,
+    ),
+    "gpt": Info(
+        "a modern GPT on the bytes of enwik8: QK-norm, rotary, ReLU² (a GPU is advised)",
+        150,
+        {
+            "text": "enwik8",  # "topics": what Python's help() shows
+            "layers": 12,
+            "heads": 8,
+            "width": 512,
+            "context": 512,
+            "batch": 64,
+            "steps": 10,  # in one round, which is this task's epoch
+            "warmup": 0.05,
+            "schedule": "linear",
+            "precision": "bfloat16",
+            "every": None,
+            **WATCHING,
+        },
+        unit="round",
     ),
     "grokking": Info(
         "modular addition, p = 97: when does generalization set in?",
@@ -100,6 +123,7 @@ TASKS = {
             "every": 10,
             **WATCHING,
         },
+        CONSTANT,
     ),
     "language": Info(
         "a small GPT on Tiny Shakespeare (characters) or WikiText-2 (words)",
@@ -118,6 +142,7 @@ TASKS = {
             "every": None,
             **WATCHING,
         },
+        {"schedule": "cosine"},
         unit="round",
     ),
     "toy2d": Info(
@@ -130,6 +155,25 @@ TASKS = {
             "width": 64,
             "every": 10,
             "resolution": 80,
+            **WATCHING,
+        },
+        CONSTANT,
+    ),
+    "vit": Info(
+        "a small vision transformer with QK-norm on CIFAR-100 (a GPU is advised)",
+        100,
+        {
+            "layers": 9,
+            "heads": 6,
+            "width": 384,
+            "patch": 4,
+            "batch": 256,
+            "warmup": 0.05,
+            "schedule": "cosine",
+            "smoothing": 0.1,
+            "precision": "bfloat16",
+            "holdout": 0,
+            "every": None,
             **WATCHING,
         },
     ),
@@ -146,6 +190,13 @@ def info(name: str) -> Info:
 def unit(name: str) -> str:
     """What one pass of the training loop is called in a figure of this task, or of any other."""
     return TASKS[name].unit if name in TASKS else "epoch"
+
+
+def data_of(task: str, options: Mapping[str, Any]) -> str:
+    """The data set that a run reads, as ``data.check`` calls it; most need no files."""
+    if task in ("cifar100", "vit"):
+        return "cifar100"
+    return str(options.get("corpus") or options.get("text") or task)
 
 
 def task_class(name: str) -> type[Task]:

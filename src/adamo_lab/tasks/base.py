@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from ..records import Row, RunConfig
-from . import all_options
+from . import all_options, info
 
 Batch = tuple[Tensor, ...]
+PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+STEPS, GAMMA = 6, 0.2  # the schedule "step" has the paper's drops: ×0.2 after every sixth
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
+    moment: ClassVar[float] = 0.0  # of an epoch whose learning rate it has: 0.5 is its middle
+    final_factor: ClassVar[float] = 0.0  # of the learning rate, at the end of its schedule
 
     def __init__(self, config: RunConfig, device: torch.device, data_dir: Path | None) -> None:
         self.config = config
@@ -45,7 +49,7 @@ class Task(ABC):
         self.load()
 
     def all_options(self, config: RunConfig) -> dict[str, Any]:
-        return all_options(self.name, config.options)
+        return {**info(self.name).later, **all_options(self.name, config.options)}
 
     @abstractmethod
     def load(self) -> None:
@@ -76,7 +80,22 @@ class Task(ABC):
 
     def phase(self, epoch: int) -> Phase:
         """The protocol at this epoch, counted from 0."""
-        return Phase()
+        return Phase(self.lr_factor(epoch))
+
+    def lr_factor(self, epoch: int) -> float:
+        """Warm-up and schedule, as far as the task's options have them."""
+        at, epochs = epoch + self.moment, self.config.epochs
+        warmup = self.options.get("warmup", 0.0) * epochs
+        if at < warmup:
+            return at / warmup
+        left = annealed(self.options.get("schedule", "constant"), at - warmup, epochs - warmup)
+        return self.final_factor + (1 - self.final_factor) * left
+
+    def autocast(self) -> torch.autocast:
+        """Its cache would outlive the step that a CUDA graph captures."""
+        dtype = PRECISIONS[self.options["precision"]]
+        low = dtype != torch.float32
+        return torch.autocast(self.device.type, dtype, enabled=low, cache_enabled=False)
 
     def due(self, epoch: int, rows: list[Row]) -> bool:
         """Evaluate after this epoch (counted from 1)? The last one always is."""
@@ -112,9 +131,14 @@ def shuffled(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
     return [*stacks, order[whole:].view(1, -1)] if whole < count else stacks
 
 
-def annealed(schedule: str, epoch: int, epochs: int) -> float:
-    """What a schedule leaves of the learning rate: all of it, or less along a cosine to zero."""
-    return 1.0 if schedule == "constant" else (1 + math.cos(math.pi * epoch / epochs)) / 2
+def annealed(schedule: str, at: float, epochs: float) -> float:
+    """What a schedule leaves of the learning rate at a moment of a run."""
+    return {
+        "constant": 1.0,
+        "cosine": (1 + math.cos(math.pi * at / epochs)) / 2,
+        "linear": 1 - at / epochs,
+        "step": GAMMA ** (STEPS * at // epochs),
+    }[schedule]
 
 
 def accuracy(logits: Tensor, target: Tensor) -> Tensor:

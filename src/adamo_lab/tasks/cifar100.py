@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import data
 from ..errors import LabError
 from ..records import Row
-from .base import Batch, Phase, Task, annealed
+from .base import PRECISIONS, Batch, Phase, Task, annealed
 
 CLASSES = 100
 MEAN = (0.5071, 0.4865, 0.4409)  # of the training images, by colour
@@ -22,14 +22,12 @@ SIDE, PADDING = 32, 4
 # In epochs of the full length; a shorter run has all of them in proportion.
 FULL = 300
 WARMUP, WARMUP_FACTOR = 10, 0.1
-MILESTONES, GAMMA = (50, 100, 150, 200, 250), 0.2
 LATE = 200  # from here on: averaged weights, label smoothing, the optimizer's late options
 
 CHUNK = 2048  # images augmented at once: their indices take 16 MiB
 EVALUATED = 1000  # images in one batch of the evaluation
 CALIBRATED = 100  # batches that set BatchNorm's statistics of averaged weights
 SPLIT_SEED = 100  # of the held-out images: the same for every run
-PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Block(nn.Module):
@@ -131,7 +129,7 @@ class Cifar100(Task):
     @property
     def channels_last(self) -> bool:
         """On GPUs alone: torch 2.13 corrupts memory with it on CPUs without AVX-512."""
-        return self.options["channels_last"] and self.device.type == "cuda"
+        return self.options.get("channels_last", False) and self.device.type == "cuda"
 
     def example(self) -> Any:
         return self.normalized(self.images[:8]).float().permute(0, 3, 1, 2)
@@ -172,23 +170,14 @@ class Cifar100(Task):
             logits = model(images)
         return F.cross_entropy(logits.float(), labels, label_smoothing=phase.label_smoothing)
 
-    def autocast(self) -> torch.autocast:
-        """Its cache would outlive the step that a CUDA graph captures."""
-        low = self.dtype != torch.float32
-        return torch.autocast(self.device.type, self.dtype, enabled=low, cache_enabled=False)
-
     # --- the protocol
 
     def phase(self, epoch: int) -> Phase:
         elapsed = epoch * FULL / self.config.epochs
         warmup = min(1.0, WARMUP_FACTOR + (1 - WARMUP_FACTOR) * elapsed / WARMUP)
         late = passed(LATE, epoch, self.config.epochs)
-        if schedule := self.options.get("schedule"):
-            left = annealed(schedule, epoch, self.config.epochs)
-        else:
-            left = GAMMA ** sum(passed(m, epoch, self.config.epochs) for m in MILESTONES)
         return Phase(
-            lr_factor=warmup * left,
+            lr_factor=warmup * annealed(self.options["schedule"], epoch, self.config.epochs),
             swa=late and self.options["swa"],
             late=late,
             label_smoothing=self.options["smoothing"] if late else 0.0,

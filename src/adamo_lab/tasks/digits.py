@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import LabError
 from ..records import Row
-from .base import Batch, Phase, Task, accuracy, annealed, shuffled
+from .base import Batch, Phase, Task, accuracy, shuffled
 
 TRAIN_SIZE = 1000  # of 1,797; the other 797 are the test set, the same for every seed
 
@@ -44,7 +44,6 @@ class Digits(Task):
     name = "digits"
 
     def load(self) -> None:
-        self.schedule = self.options.get("schedule", "constant")
         images, labels = made_digits() if self.config.synthetic else load_digits()
         images, labels = images.to(self.device), labels.to(self.device)
         self.train = images[:TRAIN_SIZE], labels[:TRAIN_SIZE]
@@ -78,9 +77,6 @@ class Digits(Task):
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
         images, labels = batch
         return F.cross_entropy(model(images), labels, label_smoothing=phase.label_smoothing)
-
-    def phase(self, epoch: int) -> Phase:
-        return Phase(lr_factor=annealed(self.schedule, epoch, self.config.epochs))
 
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
         images, labels = self.test

@@ -18,13 +18,11 @@ from ..errors import LabError
 from ..records import Row
 from .base import Batch, Phase, Task
 
-FINAL_FACTOR = 0.1  # of the learning rate, at the end of the cosine
 TRAIN_SHARE = 0.9  # of the characters; WikiText-2 brings its own split
 # Validation windows at most, whatever the batch: at the usual context all of Tiny Shakespeare's
 # 1,742, and the first 60 % of WikiText-2's 3,400.
 EVALUATED = 2048
 AT_ONCE = 32  # windows in one batch of the evaluation
-PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Layer(nn.Module):
@@ -110,6 +108,8 @@ class Language(Task):
     """
 
     name = "language"
+    moment = 0.5
+    final_factor = 0.1
 
     def load(self) -> None:
         if self.options["width"] % self.options["heads"]:
@@ -149,23 +149,11 @@ class Language(Task):
     def cross_entropy(
         self, model: nn.Module, tokens: Tensor, following: Tensor, reduction: str = "mean"
     ) -> Tensor:
-        dtype = PRECISIONS[self.options["precision"]]
-        low = dtype != torch.float32
-        # The cache of autocast would outlive the step that a CUDA graph captures.
-        with torch.autocast(self.device.type, dtype, enabled=low, cache_enabled=False):
+        with self.autocast():
             logits = model(tokens)
         return F.cross_entropy(
             logits.flatten(0, 1).float(), following.flatten(), reduction=reduction
         )
-
-    def phase(self, epoch: int) -> Phase:
-        """Warm-up and cosine in the middle of each round, where a round has their mean."""
-        done = (epoch + 0.5) / self.config.epochs
-        warmup = self.options["warmup"]
-        if done < warmup:
-            return Phase(lr_factor=done / warmup)
-        cosine = (1 + math.cos(math.pi * (done - warmup) / (1 - warmup))) / 2
-        return Phase(lr_factor=FINAL_FACTOR + (1 - FINAL_FACTOR) * cosine)
 
     def due(self, epoch: int, rows: list[Row]) -> bool:
         every = self.options["every"] or max(1, self.config.epochs // 100)
