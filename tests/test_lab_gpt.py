@@ -136,7 +136,7 @@ def test_enwik8_whole_or_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_enwik8_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="enwik8 is not in .*; run `adamo-lab data enwik8`"):
+    with pytest.raises(LabError, match=r"enwik8 is not in .*; run `adamo-lab data enwik8`"):
         data.enwik8(tmp_path)
 
 

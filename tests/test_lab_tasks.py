@@ -10,7 +10,7 @@ import torch
 from adamo_lab.errors import LabError
 from adamo_lab.optimizers import settings
 from adamo_lab.records import RunConfig
-from adamo_lab.tasks import LEGAL, TASKS, all_options, cifar100, grokking, language
+from adamo_lab.tasks import LEGAL, TASKS, all_options, base, cifar100, grokking, language
 from adamo_lab.tasks.toy2d import boundary_length
 from adamo_lab.train import NORMS, make_task
 
@@ -68,8 +68,7 @@ def test_what_may_be_none_may_also_be_a_number() -> None:
 def test_the_choices_are_those_that_the_tasks_know() -> None:
     for option, known in (
         ("stem", cifar100.STEMS),
-        ("precision", cifar100.PRECISIONS),
-        ("precision", language.PRECISIONS),
+        ("precision", base.PRECISIONS),
         ("corpus", language.CORPORA),
         ("model", grokking.MODELS),
         ("watch", (True, False, NORMS)),
