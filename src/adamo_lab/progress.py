@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,12 @@ class Lines:
 
     def ended(self, outcome: Outcome) -> None:
         self.console.print(self.notes.verdict(outcome), soft_wrap=True)
+
+
+def display(console: Console, configs: Sequence[RunConfig]) -> Bars | Lines:
+    """What suits the console: bars on a terminal, lines in a log."""
+    names = titles(configs)
+    return Bars(console, len(configs), names) if console.is_terminal else Lines(console, names)
 
 
 def bar(console: Console, *columns: ProgressColumn) -> Progress:

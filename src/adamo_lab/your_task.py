@@ -7,22 +7,28 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from adamo_optim import param_groups
 
 from .errors import LabError
 from .records import Row, RunConfig
 from .summary import OWN_COLUMNS
 from .tasks.base import Batch, Phase, Task
+from .train import new_model
 
 RESULTS = ("diverged_at", "weights_sha256")  # what a result holds beside the last row's values
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 Metrics = Callable[[nn.Module, Any], Mapping[str, float | Tensor]]
 Batches = Iterable[Any] | Callable[[int], Iterable[Any]]  # or a function of the epoch, from 0
+Schedule = Callable[[float], float]  # share of the training done → factor of the learning rate
 
 END = object()
 
@@ -37,6 +43,8 @@ class Recipe:
     valid: Iterable[Any] | None = None
     metrics: Metrics | None = None
     example: Any = None
+    schedule: str | Schedule = "constant"
+    autocast: torch.dtype | None = None
 
 
 class Yours(Task):
@@ -69,23 +77,95 @@ class Yours(Task):
     def example(self) -> Any:
         return moved(self.recipe.example, self.device)
 
-    def batches(self, epoch: int) -> list[Any]:
-        return [([batch],) for batch in self.stream(epoch)]
+    def checked_model(self) -> nn.Module:
+        """Whoever trains second must not begin where the first one ended, nor anywhere else."""
+        model, again = new_model(self), new_model(self)
+        parameters = {id(p) for p in model.parameters()}
+        if not parameters:
+            raise LabError("model_fn made a model without parameters: there is nothing to train")
+        if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
+            raise LabError(
+                "model_fn made a model with lazy layers, whose weights have no shape yet; call it "
+                "once on a batch before you return it"
+            )
+        if parameters & {id(p) for p in again.parameters()}:
+            raise LabError(
+                "model_fn returned the same parameters twice, so the second optimizer would go on "
+                "where the first one ended; make a new model in it (copy.deepcopy of yours will do)"
+            )
+        if not all(map(torch.equal, model.parameters(), again.parameters())):
+            raise LabError(
+                "model_fn made two models with different weights under the same seed; draw its "
+                "random numbers from torch, numpy or random, and from no generator of its own"
+            )
+        return model
 
-    def stream(self, epoch: int) -> Iterator[Any]:
-        """An epoch's batches; the same for every optimizer of a seed."""
-        return self.read(self.recipe.train, self.seed_of(epoch, purpose=3), epoch)
+    def try_out(self, model: nn.Module) -> None:
+        """One batch of everything."""
+        try:
+            param_groups(model, self.example())
+        except (RuntimeError, TypeError, ValueError) as error:
+            cause = error.__cause__ or str(error).partition(": pass forward")[0]  # not ours
+            raise LabError(
+                "example_batch must be what the model takes, a loader's (x, y) or x alone, with "
+                f"several samples, or be left out; the model said: {cause}"
+            ) from error
+        batch = self.steady(lambda: (b for _, b in self.stream(0)), "train_loader")
+        loss = self.loss(model.train(), (batch,), Phase())
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise LabError(f"loss_fn must return one number that has a gradient, got {what}")
+        if (valid := self.recipe.valid) is not None:
+            batch = self.steady(lambda: self.validation(valid), "valid_loader")
+            with torch.no_grad():
+                self.measure(model.eval(), batch)
+
+    def steady(self, read: Callable[[], Iterator[Any]], what: str) -> Any:
+        """The first batch, which must be the same whenever it is read."""
+        batch, again = first(read(), what), first(read(), what)
+        if not all(map(torch.equal, tensors(batch), tensors(again))):
+            raise LabError(
+                f"{what} gave two different first batches under the same seed; draw its random "
+                "numbers from torch, numpy or random, and from no generator of its own"
+            )
+        return batch
+
+    def lr_factor(self, epoch: float) -> float:
+        """Of the moment after so many epochs, parts of one included."""
+        at = min(epoch, self.config.epochs)  # a loader may have more batches than its length says
+        if callable(self.recipe.schedule):
+            return float(self.recipe.schedule(at / self.config.epochs))
+        return super().lr_factor(at)
+
+    def autocast(self) -> torch.autocast:
+        dtype = self.recipe.autocast
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+
+    def batches(self, epoch: int) -> list[Any]:
+        return [([batch],) for _, batch in self.stream(epoch)]
+
+    def stream(self, epoch: int) -> Iterator[tuple[float, Any]]:
+        """An epoch's batches, each with how many epochs are done in its middle.
+
+        They are the same for every optimizer of a seed.
+        """
+        source, seed = self.recipe.train, self.seed_of(epoch, purpose=3)
+        seed_others(seed)
+        if not isinstance(source, Iterable):
+            with Randomness(self.seed_of(epoch, purpose=4)):
+                source = source(epoch)
+        length = length_of(source)
+        for i, batch in enumerate(self.read(source, seed, epoch)):
+            yield epoch + ((i + 0.5) / length if length else 0.5), batch
 
     def validation(self, source: Iterable[Any]) -> Iterator[Any]:
         """The same after every epoch."""
-        return self.read(source, self.seed_of(-1, purpose=4), 0)
+        return self.read(source, self.seed_of(-1, purpose=5), 0)
 
-    def read(self, source: Batches, seed: int, epoch: int) -> Iterator[Any]:
+    def read(self, source: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
         """Batches on the device. What the model draws in between changes none of them."""
         seed_others(seed)
         seed_loader(source, seed, epoch)
-        if not isinstance(source, Iterable):
-            source = source(epoch)
         numbers = Randomness(seed)
         with numbers:
             iterator = iter(source)
@@ -97,7 +177,8 @@ class Yours(Task):
             yield moved(batch, self.device)
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
-        loss = self.recipe.loss_fn(model, *batch)
+        with self.autocast():
+            loss = self.recipe.loss_fn(model, *batch)
         one = isinstance(loss, Tensor) and loss.dim() > 0 and loss.numel() == 1
         return loss.reshape(()) if one else loss
 
@@ -118,13 +199,15 @@ class Yours(Task):
         return {key: total / count for key, total in totals.items()}
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
+        with self.autocast():
+            loss = self.recipe.loss_fn(model, batch)
+            extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
         if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in extra):
             raise LabError(f'metrics must return numbers by name, {{"error": 0.1}}, got {extra!r}')
         taken = [key for key in extra if key in (*OWN_COLUMNS, *RESULTS)]
         if taken:
             raise LabError(f"metrics may not be called {', '.join(taken)}; choose another name")
-        values = {"valid_loss": self.recipe.loss_fn(model, batch), **extra}
+        values = {"valid_loss": loss, **extra}
         return {key: self.number(key, value) for key, value in values.items()}
 
     def number(self, name: str, value: float | Tensor) -> Tensor:
@@ -156,6 +239,17 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(moved(value, device) for value in batch)
     return batch
+
+
+def first(batches: Iterable[Any], what: str) -> Any:
+    for batch in batches:
+        return batch
+    raise LabError(f"{what} gave no batch; is its data set empty?")
+
+
+def length_of(loader: Any) -> int | None:
+    with contextlib.suppress(Exception):  # a DataLoader may have none, and others say so otherwise
+        return len(loader)
 
 
 def size_of(batch: Any) -> int:

@@ -82,7 +82,7 @@ class Task(ABC):
         """The protocol at this epoch, counted from 0."""
         return Phase(self.lr_factor(epoch))
 
-    def lr_factor(self, epoch: int) -> float:
+    def lr_factor(self, epoch: float) -> float:
         """Warm-up and schedule, as far as the task's options have them."""
         at, epochs = epoch + self.moment, self.config.epochs
         warmup = self.options.get("warmup", 0.0) * epochs
