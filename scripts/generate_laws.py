@@ -6,7 +6,11 @@ list of assignments; the two languages differ only in how an expression is spell
     law.py                C, native/law.h            Triton, triton_laws.py
     o.lr                  o->lr                      o_lr, loaded from the table of options
     where(c, x, y)        (c ? x : y)                tl.where(c, x, y)
-    returned fields       row->a1 = …                tl.store(record + …, a1)
+    returned fields       row->a1 = …                tl.store(record + …, a1), and returned
+
+In Triton ``i`` is a block's column in the matrices and ``parameter`` the first column of its
+parameter, for what all blocks of a parameter share. The threads of a program all load what some of
+them store later, so that a barrier stands before and after the loads.
 """
 
 from __future__ import annotations
@@ -356,7 +360,9 @@ class WriterTriton(Writer):
                 self.flags.add(name)
             body.append(f"{name} = {self.top(value)}")
         (_, row), (_, memory) = law.results
-        stores = [self.store("record", record.index(k), self.top(v)) for k, v in row.items()]
+        returned = [f"{name}_" for name in row]
+        body += [f"{name} = {self.top(v)}" for name, v in zip(returned, row.values(), strict=True)]
+        stores = [self.store("record", record.index(k), f"{k}_") for k in row]
         fields = self.source.tuples[prefix + "Memory"]
         for key, value in memory.items():
             spelled = self.top(value)
@@ -366,10 +372,13 @@ class WriterTriton(Writer):
         sums = [f"{owner}_{field}" for owner, fields in given.items() for field in fields]
         active = ["active"] if "active" in law.arguments else []
         lines = ["@triton.jit", f"def {law.name}("]
-        lines.append("    settings, traits, memory, record, blocks, i,")
+        lines.append("    settings, traits, memory, record, blocks, i, parameter,")
         lines.append(f"    {', '.join([*sums, *active])},")
         lines.append("):")
-        code = "\n".join(f"    {x}" for x in (*body, *stores))
+        barrier = "tl.debug_barrier()"
+        end = f"return {', '.join(returned)}"
+        code = "\n".join(f"    {x}" for x in (*body, barrier, *stores, end))
+        lines.append(f"    {barrier}")
         for name, (owner, field) in self.loaded.items():
             if name not in sums and re.search(rf"\b{name}\b", code):
                 lines.append(f"    {name} = {self.load(prefix, record, owner, field)}")
@@ -385,7 +394,8 @@ class WriterTriton(Writer):
         if owner in tables:
             place = self.source.tuples[prefix + tables[owner]].index(field)
             table = "settings" if owner == "o" else owner
-            return f"tl.load({table} + {place} * blocks + i)"
+            column = "i" if owner == "memory" else "parameter"
+            return f"tl.load({table} + {place} * blocks + {column})"
         value = f"tl.load(record + {record.index(field)} * blocks + i)"
         return f"{value} > 0" if owner == "first" and field in self.flag_fields else value
 

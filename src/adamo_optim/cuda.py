@@ -255,12 +255,13 @@ class AdamOPlan(Plan):
             variants[slot] = variants[slot]._replace(PREVIOUS=kept, **more)
         return variants
 
-
     def split(self, bucket: Any, counts: list[int], variants: list[Variant]) -> list[int]:
         """Rows take one pass, and so do small tensors beside them: they share the launches."""
         by_row = any(m.rows is not None for m in bucket.members)
         limit = cuda_rows.REGISTERS if by_row else -1
-        one_pass = [m.rows is not None or n <= limit for m, n in zip(bucket.members, counts, strict=True)]
+        one_pass = [
+            m.rows is not None or n <= limit for m, n in zip(bucket.members, counts, strict=True)
+        ]
         tensors = []
         for slot, (size, variant) in enumerate(zip(bucket.sizes, variants, strict=True)):
             if one_pass[slot]:
