@@ -253,7 +253,7 @@ def migrating_run(change: int | None, steps: int = 400) -> list[float]:
 # --- from records
 
 FAMILIES = {  # in a picture of all rows of Table 1; the last one lends its colour
-    "Adam, AdamW": ("adam", "adamw_tuned", "adamw_best", "adamw"),
+    "Adam, AdamW": ("adam", "adamw"),
     "AdamP": ("adamp",),
     "AdamO": ("adamo",),
     "the paper's AdamO, its ablations": (
@@ -293,8 +293,8 @@ def band(axes: Axes, line: Line, key: str, factor: float = 1.0) -> None:
     epochs = [row["epoch"] for row in line.runs[0].metrics]
     columns = list(zip(*curves, strict=True))
     means, low, high = (list(map(f, columns)) for f in (statistics.fmean, min, max))
-    colour, style = line.entry.colour, line.entry.line
-    axes.plot(epochs, means, color=colour, linestyle=style, label=line.entry.label)
+    colour, style = line.colour, line.entry.line
+    axes.plot(epochs, means, color=colour, linestyle=style, label=line.title)
     axes.fill_between(epochs, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
@@ -302,12 +302,12 @@ def accuracy() -> Figure:
     """Test accuracy on CIFAR-100 over training, the paper's Figure 3."""
     (group,) = [g for g in settled("table1") if g.full and g.usual]
     shown = ("adamw", "adamw_tuned", "adamp", "adamo_paper")
-    chosen = [line for line in group.lines if line.optimizer in shown]
+    chosen = [line for line in group.lines if line.name in shown]
     figure, (axes,) = canvas(height=4.4)
     for line in chosen:
         band(axes, line, "test_accuracy", 100)
         end = statistics.fmean(accuracies(line))
-        axes.plot(FULL + 12, end, "D", color=line.entry.colour, markersize=5)
+        axes.plot(FULL + 12, end, "D", color=line.colour, markersize=5)
     axes.set(ylim=(60, 80), xlabel=f"epoch   ({about(chosen)})")
     axes.set_title("CIFAR-100, ResNet-18: test accuracy, %")
     figure.legend(loc="outside lower center", ncols=3)
@@ -338,11 +338,11 @@ def family(run: Record) -> str:
 
 def row_name(line: Line, lines: list[Line]) -> str:
     """The optimizer, its decay, and whatever else tells it from another row of that optimizer."""
-    same = [other.hyper for other in lines if other.optimizer == line.optimizer]
+    same = [other.hyper for other in lines if other.title == line.title]
     named = [f"λ = {line.hyper['weight_decay']:g}"] if "weight_decay" in line.hyper else []
     named += [f"{key} {show(value)}" for key, value in sorted(line.hyper.items())
               if key != "weight_decay" and differs(key, same)]  # fmt: skip
-    return "\n".join([line.entry.label, ", ".join(named)]).rstrip()
+    return "\n".join([line.title, ", ".join(named)]).rstrip()
 
 
 def accuracies(line: Line) -> list[float]:
@@ -379,12 +379,12 @@ def sensitivity() -> Figure:
     width = WIDTH * sum(len(grid.ticks[1]) for grid in maps) / 12
     figure, panels = canvas(1, len(maps), width=width, height=3.6, sharey=True)
     for axes, grid in zip(panels, maps, strict=True):
-        values = [[math.nan if v is None else 100 * v for v in row] for row in grid.values]
+        values = (100 * grid.values).tolist()
         axes.set_facecolor("#ececec")
         axes.pcolormesh(values, cmap="cividis", vmin=low, vmax=high, edgecolors="white")
         for i, row in enumerate(values):
             for j, value in enumerate(row):
-                good = (i, j) in grid.good
+                good = bool(grid.good[i, j])
                 axes.text(
                     j + 0.5, i + 0.5, "–" if math.isnan(value) else f"{value:.1f}", fontsize=7,
                     color=INK if value > ink_above or math.isnan(value) else "white", ha="center",
@@ -393,7 +393,7 @@ def sensitivity() -> Figure:
         rows, columns = grid.ticks
         axes.set_xticks([j + 0.5 for j in range(len(columns))], [show(x) for x in columns])
         axes.set_yticks([i + 0.5 for i in range(len(rows))], [show(x) for x in rows])
-        axes.set(title=textwrap.fill(grid.line.entry.label, 16), xlabel=grid.axes[1])
+        axes.set(title=textwrap.fill(grid.line.title, 16), xlabel=grid.axes[1])
         axes.grid(visible=False)
         axes.tick_params(length=0, labelsize=7)
         axes.spines[:].set_visible(False)

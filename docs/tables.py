@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
-from adamo_lab.groups import Group, Line, by_study, differs, groups
-from adamo_lab.optimizers import ADAMO, REGISTRY
-from adamo_lab.records import FINISHED, Record, load_all
+from adamo_lab.groups import Group, Line, differs, groups
+from adamo_lab.optimizers import ADAMO
+from adamo_lab.records import SUFFIX, Record, load
 from adamo_lab.report import Judged, capitalized, in_brief, title_of
 from adamo_lab.studies import STUDIES, Study
-from adamo_lab.studies.premise import TASKS
+from adamo_lab.studies.paper import PREMISE_TASKS
 from adamo_lab.tables import heading, number
-from adamo_lab.verdicts import FAILS, HOLDS, OPEN
+from adamo_lab.verdicts import FAILS, HOLDS, OPEN, after_correction
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,15 +33,15 @@ LINK = re.compile(r"(\[`(\w+)`\]\(\.\./(src/[\w/]+\.py)#L)\d+")
 
 
 def records(study: str) -> list[Record]:
-    """The finished runs in a study's folder."""
-    found, problems = load_all(ROOT / "results" / study)
+    """The runs in a study's file."""
+    found, problems = load(ROOT / "results" / f"{study}{SUFFIX}")
     if problems:
         raise ValueError("; ".join(problems))
-    return [record for record in found.values() if record.status == FINISHED]
+    return found
 
 
 def settled(name: str) -> list[Group]:
-    """A study's folder as groups of lines: the runs of a line differ in their seed alone."""
+    """A study's file as groups of lines: the runs of a line differ in their seed alone."""
     return groups(sorted(records(name), key=lambda r: r.id), STUDIES[name])
 
 
@@ -77,10 +77,10 @@ def group_table(
         for column, (_, factor, digits) in columns.items():
             cells.append(spread(line.values(column), factor, digits))
             if column in known:
-                theirs = printed.get(line.optimizer, {}).get(column)
+                theirs = printed.get(line.name, {}).get(column)
                 cells.append(stated(theirs, factor, digits) if theirs else "–")
         rows.append([
-            line.entry.label, settings(line, group), *cells, str(len(line.runs)),
+            line.title, settings(line, group), *cells, str(len(line.runs)),
             *(facts(line, "device") for _ in mixed),
         ])  # fmt: skip
     about = [] if mixed else [f"Hardware: {devices[0]}."]
@@ -102,9 +102,9 @@ def sensitivity(name: str) -> str:
     (group,) = settled(name)
     rows = [["optimizer", "settings", "best, %", "at", "within 1 point", "in one region", "n"]]
     for grid in grids(group):
-        shares = [grid_values(group, grid.line.optimizer, key) for key in GRID_METRICS]
+        shares = [grid_values(group, grid.line.name, key) for key in GRID_METRICS]
         rows.append([
-            grid.line.entry.label, str(grid.count), f"{100 * grid.best:.1f}",
+            grid.line.title, str(grid.count), f"{100 * grid.best:.1f}",
             grid.best_setting, *(f"{spread(x, 100, 0)} %" if x else grid.finding for x in shares),
             str(len(shares[0])),
         ])  # fmt: skip
@@ -116,14 +116,14 @@ def best_trials() -> str:
     rows = [["task", "optimizer", "trials", "measured", "best", "at"]]
     for name in ("tuning-cifar100", "tuning-grokking", "tuning-language"):
         metric, where = STUDIES[name].metrics[0], STUDIES[name].title.removeprefix("Tuning on ")
-        for group in everything()[name]:
-            for kind in dict.fromkeys(line.entry.kind for line in group.lines):
-                mine = [line for line in group.lines if line.entry.kind == kind]
+        for group in settled(name):
+            for title in dict.fromkeys(line.title for line in group.lines):
+                mine = [line for line in group.lines if line.title == title]
                 found = [(v, x) for x in mine for v in x.values(metric.key) if v is not None]
                 choose = max if metric.higher_is_better else min
                 value, line = choose(found, key=lambda pair: pair[0])
                 rows.append([
-                    f"{where}, {title_of(group).lower()}", REGISTRY[kind].label, str(len(mine)),
+                    f"{where}, {title_of(group).lower()}", title, str(len(mine)),
                     heading(metric), number(value, metric), settings(line, group),
                 ])  # fmt: skip
     return table(rows)
@@ -140,11 +140,11 @@ PREMISE = {  # a result: its title, and how many digits
 def premise() -> str:
     """What the norms do: the tasks of the premise in one table."""
     rows, seen = [["task", "optimizer", *(title for title, _ in PREMISE.values()), "n"]], []
-    for task, (_, _, name) in TASKS.items():
+    for task, (*_, name) in PREMISE_TASKS.items():
         (group,) = settled(f"premise-{task}")
         for line in group.lines:
             cells = (spread(line.values(key), 100, n) for key, (_, n) in PREMISE.items())
-            rows.append([name, line.entry.label, *cells, str(len(line.runs))])
+            rows.append([name, line.title, *cells, str(len(line.runs))])
             seen += line.runs
     devices = ", ".join(sorted({run.environment["device"] for run in seen}))
     return f"{table(rows)}\nHardware: {devices}. {commits_of(seen)}\n"
@@ -161,7 +161,7 @@ NOTED += ("low_dim", "angular_rms", "max_angle", "decay_lr", "late")
 
 def settings(line: Line, group: Group) -> str:
     """Learning rate and decay, what tells rows of one optimizer apart, and what is not usual."""
-    same = [other.hyper for other in group.lines if other.optimizer == line.optimizer]
+    same = [other.hyper for other in group.lines if other.title == line.title]
 
     def told(key: str, value: Any) -> bool:
         if key in ALWAYS or differs(key, same):
@@ -271,19 +271,9 @@ OURS = "ours"  # how the source of a claim begins that is not the paper's
 
 
 @cache
-def everything() -> dict[str, list[Group]]:
-    """The groups of every study, from all records: a run may belong to several."""
-    found, problems = load_all(ROOT / "results")
-    if problems:
-        raise ValueError("; ".join(problems))
-    return by_study(sorted(found.values(), key=lambda r: r.id))[0]
-
-
-@cache
 def judged() -> list[tuple[Study, Judged]]:
     """Every claim of every study with its verdict, as in the laboratory's report."""
-    return [(STUDIES[name], j) for name, made in everything().items()
-            for j in in_brief(STUDIES[name], made)[0]]  # fmt: skip
+    return [(study, j) for name, study in STUDIES.items() for j in in_brief(settled(name))]
 
 
 def is_ours(found: Judged) -> bool:
@@ -339,6 +329,10 @@ def counts() -> str:
         fails = f"{found[FAILS]} {does} not ({weak} of them for want of a significant difference)"
         said = f"{found[HOLDS]} {holds}, {fails}, and {found[OPEN] or 'none'} {are} open"
         texts.append(f"Of {whose} {found.total()} claims, {said}.")
+    left = after_correction(j.verdict for _, j in judged())
+    texts.append(
+        f"With all tests taken together (false-discovery control at 5 %) {left} still hold."
+    )
     return " ".join(texts) + "\n"
 
 

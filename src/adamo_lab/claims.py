@@ -18,7 +18,7 @@ def verdicts(group: Group) -> list[Verdict]:
 def decide(claim: Claim, group: Group) -> Verdict:
     better = metric_of(claim, group).higher_is_better
     first, second = (side(claim, name, group) for name in (claim.first, claim.second))
-    begun = {line.optimizer for line in group.lines}
+    begun = {line.name for line in group.lines}
     if claim.metric in GRID_METRICS and (
         (not first and claim.first in begun) or (not second and claim.second in begun)
     ):
@@ -34,18 +34,18 @@ def measured(claim: Claim, group: Group) -> bool:
     if claim.metric in GRID_METRICS:
         return True
     for name in (claim.first, claim.second):
-        runs = [run for line in group.lines if line.optimizer == name for run in line.runs]
+        runs = [run for line in group.lines if line.name == name for run in line.runs]
         told = (claim.metric in r.result or value(r, claim.metric) is not None for r in runs)
         if runs and not any(told):
             return False
     return True
 
 
-def side(claim: Claim, optimizer: str, group: Group) -> Values:
+def side(claim: Claim, name: str, group: Group) -> Values:
     """One value a run, or for a claim about heat maps one a seed."""
     if claim.metric in GRID_METRICS:
-        return grid_values(group, optimizer, claim.metric)
-    lines = (x for x in group.lines if x.optimizer == optimizer)
+        return grid_values(group, name, claim.metric)
+    lines = (x for x in group.lines if x.name == name)
     return [v for x in lines for v in x.values(claim.metric)]
 
 
@@ -61,7 +61,7 @@ def numbers(verdict: Verdict, group: Group, brief: bool = False) -> str:
     if verdict.outcome == OPEN and verdict.p is None:
         return f"{verdict.reason}; {sizes}"
     metric = metric_of(claim, group)
-    names = {x.optimizer: x.entry.label for x in group.lines}
+    names = {x.name: x.title for x in group.lines}
     unit = " points" if metric.percent else ""
     facts = []
     if verdict.difference is not None and verdict.interval is not None:
@@ -85,18 +85,18 @@ def numbers(verdict: Verdict, group: Group, brief: bool = False) -> str:
 def means(claim: Claim, group: Group) -> list[tuple[str, str, int]]:
     """Of both sides that have runs: the optimizer, mean ± standard deviation, how many runs."""
     metric = metric_of(claim, group)
-    names = {x.optimizer: x.entry.label for x in group.lines}
+    names = {x.name: x.title for x in group.lines}
     if not measured(claim, group):
         return []
     made = []
-    for optimizer in (claim.first, claim.second):
-        found = Summary.of(side(claim, optimizer, group))
+    for name in (claim.first, claim.second):
+        found = Summary.of(side(claim, name, group))
         if found.n:
             text = spread(found.mean, found.sd, metric) + (" %" if metric.percent else "")
             if found.missing:
                 text += f" ({len(found.values)} of {found.n} runs)"
             text = text if found.values else "never"
-            made.append((names[optimizer], together(text), found.n))
+            made.append((names[name], together(text), found.n))
     return made
 
 

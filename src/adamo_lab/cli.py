@@ -144,8 +144,8 @@ def study(
     chosen = find(name)
     if not 0 < scale <= 1:
         raise LabError(f"--scale must be above 0 and at most 1, got {scale:g}")
-    request = Request(parse_seeds(seeds or str(chosen.seeds)), scale, synthetic, pairs(option))
-    configs = chosen.runs(request)
+    numbers = parse_seeds(seeds) if seeds else chosen.seeds
+    configs = chosen.configs(Request(numbers, scale, synthetic, pairs(option)))
     rows = dict.fromkeys(config.optimizer for config in configs)
     for unknown in (row for row in optimizer if row not in rows):
         raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
@@ -359,7 +359,7 @@ def without_data(configs: list[RunConfig], setup: Setup) -> list[Outcome]:
     if not missing:
         return []
     found, _ = load_all(setup.out)
-    done = {id for id, record in found.items() if record.status == FINISHED}
+    done = {record.id for record in found if record.status == FINISHED}
     lacking = [c for c in configs if needs.get(c.id) in missing and c.id not in done]
     return [Outcome(c, FAILED, missing[needs[c.id]]) for c in lacking]
 

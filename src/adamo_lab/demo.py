@@ -6,14 +6,15 @@ from typing import Any
 
 from .records import RunConfig
 from .report import Cover
-from .studies import Request
-from .studies.base import run
+from .studies import Arm, Request, Runs
+from .studies.base import arms
+from .studies.paper import NO_DECAY
 
-DEMO: tuple[tuple[str, tuple[str, ...], int, tuple[int, ...], dict[str, Any]], ...] = (
-    # task, optimizers, epochs, seeds, options of the task
-    ("toy2d", ("adam", "adamw", "adamo_no_decay", "adamo"), 500, (0,), {}),
-    ("digits", ("adamw", "adamo", "angular"), 15, (0, 1), {"schedule": "cosine"}),
-    ("grokking", ("adamw", "adamo"), 3500, (1,), {}),
+DEMO: tuple[tuple[str, tuple[Arm, ...], int, tuple[int, ...], dict[str, Any]], ...] = (
+    # task, rows, epochs, seeds, options of the task
+    ("toy2d", (*arms("adam", "adamw"), NO_DECAY, *arms("adamo")), 500, (0,), {}),
+    ("digits", arms("adamw", "adamo", "angular"), 15, (0, 1), {"schedule": "cosine"}),
+    ("grokking", arms("adamw", "adamo"), 3500, (1,), {}),
 )
 QUICK = 0.02
 
@@ -22,7 +23,6 @@ COVER = Cover(
     lead="Three small tasks in minutes; for each seed all optimizers start from the same "
     "weights and see the same batches. One or two runs each: enough to see how they "
     "differ, not enough to say which is better.",
-    whole=False,
     stories={
         "grokking": (
             "Modular addition: when does understanding set in?",
@@ -52,9 +52,10 @@ def demo_runs(quick: bool = False) -> list[RunConfig]:
     """About three minutes on two cores; the long runs first, so that no core idles at the end."""
     scale = QUICK if quick else 1.0
     runs = [
-        run(task, name, seed, max(2, round(epochs * scale)), Request(), **options)
-        for task, names, epochs, seeds, options in DEMO
-        for seed in seeds
-        for name in names
+        config
+        for task, rows, epochs, seeds, options in DEMO
+        for config in Runs(task, max(2, round(epochs * scale)), rows, options).configs(
+            Request(seeds)
+        )
     ]
     return list(reversed(runs))

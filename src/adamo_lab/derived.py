@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from .records import Record
+from .records import Record, is_number
 
 FULL, SHOWN = 300, 200  # epochs of CIFAR-100's protocol, and those that the paper's Figure 3 shows
 DROPS = (50, 100, 150)  # of the learning rate, within those
@@ -13,8 +13,9 @@ AROUND = 10  # epochs before and after a drop
 
 
 def value(run: Record, key: str) -> float | None:
-    """A result of a run; None where it never got there."""
-    return DERIVED[key](run) if key in DERIVED else run.result.get(key)
+    """A result of a run; None where it never got there, or has something else than a number."""
+    found = DERIVED[key](run) if key in DERIVED else run.result.get(key)
+    return found if is_number(found) else None
 
 
 def accuracies(run: Record) -> list[tuple[float, float]]:

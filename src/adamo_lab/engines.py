@@ -135,13 +135,15 @@ def run_all(
     """Train what has not been trained yet; one outcome for every config, in order."""
     view = view or Views()
     unique = list({config.id: config for config in configs}.values())
-    known, problems = load_all(setup.out)
+    records, problems = load_all(setup.out)
     for problem in problems:
         logger.warning(problem)
+    finished = (r for r in records if r.status == FINISHED)
+    known = {r.id: r for r in sorted(finished, key=lambda r: r.study == setup.name)}
     outcomes = {}
     for config in unique:
         record = known.get(config.id)
-        if record is not None and record.status == FINISHED:
+        if record is not None:
             if record.study != setup.name:  # a study's file holds all of its runs
                 save(record, setup.file)
             outcomes[config.id] = Outcome(config, KNOWN)

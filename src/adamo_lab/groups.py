@@ -1,20 +1,17 @@
 """Which records belong together: to a study, to a table, to a row. Needs no torch.
 
-Runs that differ in length, in data or in the task's options never share a table; runs that differ
-in their seed alone share a row.
+A file of records is a study, or runs made by hand. Runs that differ in length, in data or in the
+task's options never share a table; runs that differ in their seed alone share a row.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from .derived import value
-from .errors import LabError
 from .optimizers import REGISTRY, Entry
 from .records import FINISHED, Record, RunConfig, canonical
 from .studies import STUDIES, Request, Study
@@ -29,11 +26,13 @@ SPARE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9
 class Line:
     """A row of a table and a line of a figure: runs that differ in their seed alone."""
 
+    name: str  # what claims call it: the study's, or the optimizer's
     optimizer: str
     entry: Entry
     hyper: Mapping[str, Any]
     runs: list[Record]
-    label: str
+    title: str  # the study's name for it, or the optimizer's
+    label: str  # and what tells it from another line of that title
     colour: str
 
     def values(self, key: str) -> list[float | None]:
@@ -72,7 +71,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        return label_of(self.options)
+        return ", ".join(f"{key}: {show(value)}" for key, value in self.options.items())
 
     @property
     def runs(self) -> list[Record]:
@@ -83,156 +82,56 @@ class Group:
         return not self.banners
 
 
-def by_study(records: Iterable[Record]) -> tuple[dict[str, list[Group]], list[Group]]:
-    """The groups of every study, and those of the runs that belong to none.
-
-    What ``run`` or ``sweep`` has made is shown whole among the latter. A study counts it too, where
-    it is one of its runs and others of that table were not made by hand.
-    """
-    finished = [r for r in records if r.status == FINISHED]
-    landscapes = [r for r in finished if r.config.task == LANDSCAPE]
-    members: dict[str, list[Record]] = {name: [] for name in STUDIES}
-    rest: list[Record] = []
-    for r in (r for r in finished if r.config.task != LANDSCAPE):
-        found = studies_of(r)
-        for name in found:
-            members[name].append(r)
-        if not found or by_hand(r):
-            rest.append(r)
-    studies = {
-        name: [g for g in groups(mine, STUDIES[name]) if not all(map(by_hand, g.runs))]
-        for name, mine in members.items()
-    }
-    others = groups(rest, None)
-    for landscape in landscapes:
-        about = set(landscape.result.get("runs") or ())
-        for group in (*(g for gs in studies.values() for g in gs), *others):
-            if about & {run.id for run in group.runs}:
-                group.landscapes.append(landscape)
-    return studies, others
-
-
-def by_hand(record: Record) -> bool:
-    """Made by ``run`` or ``sweep``? Their folders are called after them and the task."""
-    return folder_of(record) in (f"run-{record.config.task}", f"sweep-{record.config.task}")
-
-
-def folder_of(record: Record) -> str:
-    """What the folder is called in which the run's own lies: a study, or what made it by hand."""
-    return record.study
-
-
-def studies_of(record: Record) -> list[str]:
-    """The studies that a run belongs to.
-
-    It belongs to those that are defined with it. Unless there is one, it belongs to those that are
-    with the options it changes: a trial with held-out images is no row of Table 1. Changes are to
-    what the study has in whose folder it lies, where that is one, and else to the task's defaults.
-    """
-    c = record.config
-    found = [name for name in STUDIES if contains(name, c, {})]
-    if not any(is_row(name, c) for name in found) and not by_hand(record):
-        home = own_runs(folder_of(record)) if folder_of(record) in STUDIES else []
-        usual = [run.options for run in home if run.task == c.task] or [defaults(c.task)]
-        changes = min((changed(c.options, options) for options in usual), key=len)
-        found += [name for name in STUDIES if name not in found and contains(name, c, changes)]
-    return [name for name in found if is_row(name, c)] or found
-
-
-def changed(options: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if differs(k, (options, usual))}
-
-
-def is_row(name: str, config: RunConfig) -> bool:
-    """What was chosen runs again, on other seeds and for other studies: those are no trials."""
-    return STUDIES[name].kind != "trials" or config.seed < STUDIES[name].seeds
-
-
-def contains(name: str, config: RunConfig, options: Mapping[str, Any]) -> bool:
-    """Is it a run of this study, with its seed, length and data and with these options changed?"""
-    if all(config.task != run.task for run in own_runs(name)):
-        return False
-    asked = (config.seed, config.scale, config.synthetic, canonical(options))
-    return config.id in ids_of(name, *asked)
-
-
-@cache
-def ids_of(name: str, seed: int, scale: float, synthetic: bool, options: str) -> set[str]:
-    request = Request((seed,), scale, synthetic, json.loads(options))
-    try:
-        return {run.id for run in STUDIES[name].runs(request)}
-    except LabError:  # an option that this version no longer has
-        return set()
-
-
-@cache
-def own_runs(name: str) -> list[RunConfig]:
-    """A study's runs as it is defined, for one seed."""
-    return STUDIES[name].runs(Request(seeds=(0,)))
-
-
-@cache
-def own_options(name: str) -> set[str]:
-    return {canonical(dict(run.options)) for run in own_runs(name)}
-
-
-def defaults(task: str) -> Mapping[str, Any]:
-    return TASKS[task].defaults if task in TASKS else {}
+def by_study(records: Iterable[Record]) -> dict[str, list[Group]]:
+    """The groups of every file of records: the studies in their order, then the others."""
+    files: dict[str, list[Record]] = {name: [] for name in STUDIES}
+    for r in records:
+        if r.status == FINISHED:
+            files.setdefault(r.study, []).append(r)
+    return {name: groups(mine, STUDIES.get(name)) for name, mine in files.items() if mine}
 
 
 def groups(records: list[Record], study: Study | None) -> list[Group]:
     """Separate tables for separate tasks, lengths, kinds of data and options."""
     buckets: dict[tuple[Any, ...], list[Record]] = {}
-    for r in records:
+    for r in (r for r in records if r.config.task != LANDSCAPE):
         c = r.config
         length = -round(c.epochs / c.scale) if study else c.epochs  # of a full run, longest first
         key = (c.task != YOURS, c.task, c.synthetic, -c.scale, length, canonical(dict(c.options)))
         buckets.setdefault(key, []).append(r)
-    told_apart = distinguishing(records, study)
+    told_apart = distinguishing([r.config for r in records], study)
     made = [group(buckets[key], study, told_apart) for key in sorted(buckets)]
     unique: dict[str, int] = {}
     for g in made:
         unique[g.name] = unique.get(g.name, 0) + 1
         g.name += f"-{unique[g.name]}" if unique[g.name] > 1 else ""
+        ids = {run.id for run in g.runs}
+        planes = (r for r in records if r.config.task == LANDSCAPE)
+        g.landscapes = [r for r in planes if ids.intersection(r.config.options.get("runs", ()))]
     return made
 
 
-def distinguishing(records: list[Record], study: Study | None) -> set[tuple[str, str]]:
+def distinguishing(configs: list[RunConfig], study: Study | None) -> set[tuple[str, str]]:
     """(task, option) pairs with more than one value, a study's own runs or defaults counted."""
-    configs = [r.config for r in records]
     known = [(c.task, c.options) for c in configs]
     if study:
-        known += [(c.task, c.options) for c in own_runs(study.name)]
+        known += [(c.task, c.options) for c in study.configs(Request(seeds=(0,)))]
     else:
-        known += [(c.task, defaults(c.task)) for c in configs]
-    found = set() if study else {pair for s in STUDIES.values() for pair in distinguishing([], s)}
+        known += [(c.task, TASKS[c.task].defaults) for c in configs if c.task in TASKS]
+    found = set()
     for task in {task for task, _ in known}:
-        options = [o for t, o in known if t == task]
-        found |= {(task, k) for k in {k for o in options for k in o} if differs(k, options)}
+        found |= {(task, option) for option in telling([o for t, o in known if t == task])}
     return {(task, option) for task, option in found if option != OBSERVATION}
-
-
-def expected_options(study: Study) -> list[dict[str, Any]]:
-    """What tells the groups of a complete study apart; one empty entry if it has one group."""
-    told_apart = distinguishing([], study)
-    found = {}
-    for c in own_runs(study.name):
-        options = {k: v for k, v in sorted(c.options.items()) if (c.task, k) in told_apart}
-        found[canonical(options)] = options
-    return list(found.values())
-
-
-def label_of(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}: {show(value)}" for key, value in options.items())
 
 
 def group(records: list[Record], study: Study | None, told_apart: set[tuple[str, str]]) -> Group:
     c = records[0].config
     options = {k: v for k, v in sorted(c.options.items()) if (c.task, k) in told_apart}
-    parts = [study.name if study else f"{c.task}-{c.epochs}-epochs"]
+    parts = [study.name if study else f"{records[0].study}-{c.task}-{c.epochs}-epochs"]
     parts += [f"{key}-{value}" for key, value in options.items()]
     parts += [f"scale-{c.scale:g}"] if c.scale != 1 else []
     parts += ["made-up"] if c.synthetic else []
+    own = study.configs(Request((0,), c.scale, c.synthetic)) if study else []
     return Group(
         name=slug("-".join(parts)),
         task=c.task,
@@ -242,7 +141,7 @@ def group(records: list[Record], study: Study | None, told_apart: set[tuple[str,
         options=options,
         lines=lines(records, study),
         study=study,
-        usual=study is None or canonical(dict(c.options)) in own_options(study.name),
+        usual=study is None or canonical(dict(c.options)) in {canonical(o.options) for o in own},
     )
 
 
@@ -251,30 +150,40 @@ def lines(records: list[Record], study: Study | None) -> list[Line]:
     rows: dict[tuple[str, str], list[Record]] = {}
     for r in sorted(records, key=lambda r: r.config.seed):
         rows.setdefault((r.config.optimizer, canonical(dict(r.config.hyper))), []).append(r)
-    order = [*(study.optimizers if study else ()), *REGISTRY]
     entries = entries_of(name for name, _ in rows)
     made = []
-    for (name, _), runs in rows.items():
-        hyper = runs[0].config.hyper
-        same = [other[0].config.hyper for (o, _), other in rows.items() if o == name]
-        differing = sorted(k for k in {*hyper}.union(*same) if differs(k, same))
-        named = [f"{key} {show(hyper[key])}" for key in differing if key in hyper]
-        label = ", ".join([entries[name].label, *named])
-        place = order.index(name) if name in order else len(order)
-        key = (place, name, [sortable(hyper.get(k)) for k in differing])
-        made.append((key, Line(name, entries[name], hyper, runs, label, entries[name].colour)))
-    ordered = [line for _, line in sorted(made, key=lambda pair: pair[0])]
-    for name in entries:
-        same = [line for line in ordered if line.optimizer == name]
+    for (optimizer, _), runs in rows.items():
+        own = study.arm(runs[0].config) if study else None
+        name, title = (own.name, own.label) if own else (optimizer, entries[optimizer].label)
+        what = (name, optimizer, entries[optimizer], runs[0].config.hyper, runs, title)
+        made.append(Line(*what, title, entries[optimizer].colour))
+    told = {x.title: telling([y.hyper for y in made if y.title == x.title]) for x in made}
+    order = [*(a.name for part in (study.runs if study else ()) for a in part.arms), *REGISTRY]
+
+    def place(line: Line) -> tuple[Any, ...]:
+        at = order.index(line.name) if line.name in order else len(order)
+        return at, line.name, [sortable(line.hyper.get(key)) for key in told[line.title]]
+
+    made.sort(key=place)
+    for line in made:
+        named = (f"{k} {show(line.hyper[k])}" for k in told[line.title] if k in line.hyper)
+        line.label = ", ".join([line.title, *named])
+    for optimizer in entries:
+        same = [line for line in made if line.optimizer == optimizer]
         for i, line in enumerate(same):
             line.colour = lightened(line.colour, 0.6 * (1 - (i + 1) / len(same)))
-    return ordered
+    return made
 
 
 def lightened(colour: str, share: float) -> str:
     """Mixed with white, so that the settings of one optimizer can be told apart."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * share):02X}" for part in parts)
+
+
+def telling(dicts: list[Mapping[str, Any]]) -> list[str]:
+    """The keys in which these differ."""
+    return sorted(key for key in {k for d in dicts for k in d} if differs(key, dicts))
 
 
 def differs(key: str, dicts: Iterable[Mapping[str, Any]]) -> bool:

@@ -12,7 +12,8 @@ How the rest of the laboratory uses it::
     save(record, file)                      # add a run, or replace the line of the same id
     record = find(file, id)                 # one run, or None
     records, problems = load(file)          # all runs; a sentence for each line that is no run
-    by_id, problems = load_all(folder)      # of all files in a folder and below
+    records, problems = load_all(folder)    # of all files in a folder and below; a run may be in
+                                            # several studies, and is then in the file of each
     forget(file, ids)                       # take runs out
 
 Whoever trains does not save: ``train()`` returns a record, and ``engines.Setup.keep`` puts it into
@@ -183,8 +184,10 @@ def refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def parse(text: bytes) -> Record:
+def parse(text: bytes | None) -> Record:
     """The record in a line; ValueError says what is wrong with one that holds none."""
+    if text is None:
+        raise ValueError("it is damaged")
     columns = json.loads(text, parse_constant=refuse)
     if not isinstance(columns, dict):
         raise ValueError("it is no JSON object")
@@ -242,34 +245,32 @@ def read_lines(file: Path) -> Iterator[Line]:
 
 def load(file: Path) -> tuple[list[Record], list[str]]:
     """All runs of a file, and a sentence for each line that is damaged or odd."""
-    found: list[Record] = []
+    found: dict[str, Record] = {}
     problems: list[str] = []
     try:
         for line in read_lines(file):
-            if line.text is None:
-                problems.append(f"{file}, line {line.number} is damaged and left out")
-                continue
             try:
-                found.append(parse(line.text))
-                found[-1].study = file.name.removesuffix(SUFFIX)
+                record = parse(line.text)
+                if record.id in found:
+                    raise ValueError(f"it repeats {record.id}")
             except (ValueError, RecursionError) as error:
                 problems.append(f"{file}, line {line.number} is left out: {error}")
+                continue
+            record.study = file.name.removesuffix(SUFFIX)
+            found[record.id] = record
     except LabError as error:
         problems.append(str(error))
-    return found, problems
+    return [*found.values()], problems
 
 
-def load_all(folder: Path) -> tuple[dict[str, Record], list[str]]:
-    """The runs of all files in a folder and below, by id; finished ones count before failed."""
-    found: dict[str, Record] = {}
+def load_all(folder: Path) -> tuple[list[Record], list[str]]:
+    """The runs of all files in a folder and below, and what is wrong with the others."""
+    found: list[Record] = []
     problems: list[str] = []
     for file in sorted(folder.rglob(f"*{SUFFIX}")):
         records, odd = load(file)
+        found += records
         problems += odd
-        for record in records:
-            known = found.get(record.id)
-            if known is None or known.status == FAILED:
-                found[record.id] = record
     return found, problems
 
 
@@ -278,7 +279,7 @@ def find(file: Path, id: str) -> Record | None:
     for line in read_lines(file):
         if line.is_of({id}):
             with contextlib.suppress(ValueError, RecursionError):
-                return parse(line.text or b"")
+                return parse(line.text)
     return None
 
 

@@ -1,7 +1,7 @@
 """One page that says what the runs say: tables, verdicts and figures, from records alone.
 
 Needs no torch and no network, neither to make nor to read: everything is inside ``index.html``.
-The figures are also written to ``figures/`` (PNG and SVG), the tables to ``tables/`` (Markdown).
+The figures are also written to ``figures/``, as SVG.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -22,15 +23,14 @@ from markupsafe import Markup
 from . import claims, figures, tables
 from .errors import LabError
 from .figures import Drawing
-from .grids import grid_table, grids
-from .groups import YOURS, Group, by_study, expected_options, label_of, show
+from .grids import grids
+from .groups import YOURS, Group, by_study, show
 from .records import FAILED, Record, load_all, write_atomically
-from .studies import STUDIES, Claim, Study
+from .studies import STUDIES, Claim
 from .tables import Table
-from .verdicts import FAILS, HOLDS, OPEN, RULE, Verdict
+from .tasks import unit
+from .verdicts import FAILS, HOLDS, OPEN, RULE, Verdict, after_correction
 
-NOTE = "NOTE.txt"  # in a study's folder of records
-ONLY_PARTIAL = "only shortened or made-up runs so far"
 ENVIRONMENT = {  # a key of the records: how it reads
     "device": "hardware",
     "threads": "threads",
@@ -46,13 +46,20 @@ ENVIRONMENT = {  # a key of the records: how it reads
 class Judged:
     """A claim, what became of it, and why, in words."""
 
-    claim: Claim
-    outcome: str
+    verdict: Verdict
     why: str
     short: str  # the same for the overview
-    where: str = ""  # which group, if a study has several
-    anchor: str = ""
-    means: Sequence[tuple[str, str, int]] = ()  # optimizer, mean ± sd, number of runs
+    where: str  # which group, if a study has several
+    anchor: str
+    means: Sequence[tuple[str, str, int]]  # row, mean ± sd, number of runs
+
+    @property
+    def claim(self) -> Claim:
+        return self.verdict.claim
+
+    @property
+    def outcome(self) -> str:
+        return self.verdict.outcome
 
     @property
     def kind(self) -> str:
@@ -73,21 +80,18 @@ class Part:
 
     @property
     def hypers(self) -> list[tuple[str, str]]:
-        return [(x.label, settings(x.hyper)) for x in self.group.lines]
+        return [(x.label, settings(x.hyper)) for x in tables.best_lines(self.group)]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A study, or the runs that belong to none."""
+    """A study, or runs that belong to none."""
 
     anchor: str
     title: str
     about: str
     parts: list[Part]
     brief: list[Judged] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)  # what has no full run on real data yet
-    command: str = ""
-    note: str = ""  # what whoever keeps the records wants to be read with them
 
 
 @dataclass(frozen=True)
@@ -99,15 +103,14 @@ class Cover:
         "This page sets our runs beside the numbers the paper printed, and says of each "
         "claim whether it holds."
     )
-    whole: bool = True  # also what has no runs yet, and all claims in an overview
     stories: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Runs outside of studies, by task: a title, and what to look for."""
 
 
+OWN_STORY = ("Your model", "A model of your own, trained with the optimizers side by side.")
 OWN_COVER = Cover(
     title="AdamO on your model",
     lead="The same start, the same batches and the same budget for every optimizer.",
-    whole=False,
 )
 
 
@@ -116,130 +119,89 @@ def write_report(results: Path, out: Path, cover: Cover | None = None) -> Path:
     cover = cover or Cover()
     if not results.is_dir():
         raise LabError(f"there is no folder {results}; run a study first: adamo-lab study fig1")
-    found, problems = load_all(results)
-    if not found:
-        damaged = f" ({len(problems)} damaged)" if problems else ""
-        raise LabError(
-            f"no records below {results}{damaged}; run a study first: adamo-lab study fig1"
-        )
-    records = sorted(found.values(), key=lambda r: r.id)
-    grouped, others = by_study(records)
-    seen: set[str] = set()  # runs shown layer by layer
-    sections = [study_section(STUDIES[name], groups, seen) for name, groups in grouped.items()]
-    yours = [g for g in others if g.task == YOURS]
-    rest = [g for g in others if g.task != YOURS]
-    if yours:
-        about = "A model of your own, trained with the optimizers side by side."
-        sections.insert(0, Section(YOURS, "Your model", about, [part(g, seen) for g in yours]))
-    for task, (title, about) in cover.stories.items():
-        told = [part(g, seen) for g in rest if g.task == task]
-        sections.append(Section(f"story-{task}", title, about, told))
-    rest = [g for g in rest if g.task not in cover.stories]
-    if rest:
-        about = "Runs and sweeps that belong to no study."
-        sections.append(Section("other", "Other runs", about, [part(g, seen) for g in rest]))
-    if not cover.whole:
-        sections = [section for section in sections if section.parts]
-    for made in (p for section in sections for p in section.parts):
-        write_part(made, out)
-    sections = [replace(section, note=note(results / section.anchor)) for section in sections]
+    records, problems = load_all(results)
+    if not records:
+        odd = f" ({'; '.join(problems)})" if problems else ""
+        raise LabError(f"no records below {results}{odd}; run a study first: adamo-lab study fig1")
+    made = sections(by_study(sorted(records, key=lambda r: r.id)), cover)
+    for drawing in (d for section in made for p in section.parts for d in (*p.figures, *p.layers)):
+        write_atomically(out / "figures" / f"{drawing.name}.svg", drawing.svg)
     problems = [said.replace(str(results), "").lstrip("/") for said in problems]
-    page = render(cover, sections, records, problems)
-    write_atomically(out / "index.html", page.encode())
+    write_atomically(out / "index.html", render(cover, made, records, problems).encode())
     return out / "index.html"
 
 
 # --- from groups to sections
 
 
-def note(folder: Path) -> str:
-    path = folder / NOTE
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+def sections(files: Mapping[str, list[Group]], cover: Cover) -> list[Section]:
+    """Your models, the studies, the stories of a cover, and whatever else there is."""
+    seen: set[str] = set()  # runs shown layer by layer
+    others = [g for name, mine in files.items() if name not in STUDIES for g in mine]
+    told = {YOURS: OWN_STORY, **cover.stories}
+    stories = [
+        Section(f"story-{task}", title, about, parts([g for g in others if g.task == task], seen))
+        for task, (title, about) in told.items()
+    ]
+    studies = [
+        Section(name, STUDIES[name].title, STUDIES[name].about, parts(mine, seen), in_brief(mine))
+        for name, mine in files.items()
+        if name in STUDIES
+    ]
+    rest = parts([g for g in others if g.task not in told], seen)
+    about = "Runs and sweeps that belong to no study."
+    made = [*stories, *studies, Section("other", "Other runs", about, rest)]
+    return [section for section in made if section.parts]
 
 
-def study_section(study: Study, groups: list[Group], seen: set[str]) -> Section:
-    parts = [part(g, seen) for g in groups]
-    brief, absent = in_brief(study, groups)
-    return Section(study.name, study.title, study.about, parts, brief, absent, study.example)
-
-
-def in_brief(study: Study, groups: list[Group]) -> tuple[list[Judged], list[str]]:
-    """Every claim with its verdict from full runs on real data, and which groups have none."""
-    brief: list[Judged] = []
-    absent: list[str] = []
-    for options in expected_options(study):
-        mine = [g for g in groups if g.usual and options.items() <= g.options.items()]
-        full = next((g for g in mine if g.full), None)
-        if full:
-            brief += judged_claims(full)
-        else:
-            label = label_of(options)
-            absent.append(label)
-            why = ONLY_PARTIAL if mine else "no runs yet"
-            brief += [Judged(claim, OPEN, why, why, label, study.name) for claim in study.claims]
-    unusual = [g for g in groups if g.full and not g.usual]
-    brief += [judged for g in unusual for judged in judged_claims(g)]
-    return brief, absent
+def parts(groups: Iterable[Group], seen: set[str]) -> list[Part]:
+    return [part(g, seen) for g in groups]
 
 
 def part(group: Group, seen: set[str]) -> Part:
     maps = grids(group)
     whole = tables.table(group)
+    many = len(group.lines) > tables.MOST_LINES
     drawn, layers = figures.draw(group, maps, seen)
+    findings = {one.line.name: one.finding for one in maps}
     return Part(
         group=group,
         title=title_of(group),
-        table=grid_table(group, maps) if maps else whole,
-        every_setting=whole if maps else None,
-        judged=judged_claims(group) if group.study else [],
+        table=tables.best_table(group, findings) if many else whole,
+        every_setting=whole if many else None,
+        judged=judged_claims(group),
         figures=drawn,
         layers=layers,
     )
 
 
+def in_brief(groups: Iterable[Group]) -> list[Judged]:
+    """Every claim with its verdict from full runs on real data."""
+    return [judged for g in groups if g.full for judged in judged_claims(g)]
+
+
 def title_of(group: Group) -> str:
     kinds = ["shortened"] if group.scale < 1 else ["lengthened"] if group.scale > 1 else []
     kinds += ["made-up data"] if group.synthetic else []
-    length = f"{group.epochs} epoch{'s' if group.epochs != 1 else ''}"
+    length = f"{group.epochs} {unit(group.task)}{'s' if group.epochs != 1 else ''}"
     first = [] if group.study or group.task == YOURS else [group.task]
     return capitalized(", ".join(filter(None, [*first, group.label, length, *kinds])))
 
 
 def judged_claims(group: Group) -> list[Judged]:
-    return [in_words(verdict, group) for verdict in claims.verdicts(group)]
-
-
-def in_words(verdict: Verdict, group: Group) -> Judged:
-    return Judged(
-        claim=verdict.claim,
-        outcome=verdict.outcome,
-        why=claims.numbers(verdict, group),
-        short=claims.numbers(verdict, group, brief=True),
-        where=group.label,
-        anchor=f"at-{group.name}",
-        means=claims.means(verdict.claim, group),
-    )
+    found = claims.verdicts(group) if group.study else []
+    return [
+        Judged(
+            verdict,
+            *(claims.numbers(verdict, group), claims.numbers(verdict, group, brief=True)),
+            *(group.label, f"at-{group.name}", claims.means(verdict.claim, group)),
+        )
+        for verdict in found
+    ]
 
 
 def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-# --- files beside the page
-
-
-def write_part(made: Part, out: Path) -> None:
-    for drawing in (*made.figures, *made.layers):
-        write_atomically(out / "figures" / f"{drawing.name}.svg", drawing.svg)
-        write_atomically(out / "figures" / f"{drawing.name}.png", drawing.png)
-    group = made.group
-    title = group.study.title if group.study else made.title
-    title += f" ({group.label})" if group.study and group.label else ""
-    said = [f"{j.claim.text} {j.outcome.capitalize()}: {j.why}." for j in made.judged]
-    text = tables.markdown(title, made.table, group.banners, said)
-    if made.every_setting:
-        text += "\n" + tables.markdown("Every setting", made.every_setting, group.banners)
-    write_atomically(out / "tables" / f"{group.name}.md", text.encode())
 
 
 # --- the page
@@ -257,7 +219,7 @@ def render(
     )
     environment.filters |= {"data_uri": data_uri, "capitalized": capitalized}
     brief = [(section, judged) for section in sections for judged in section.brief]
-    finished = [r for r in records if r.status != FAILED]
+    finished = [*{r.id: r for r in records if r.status != FAILED}.values()]
     css, script = asset("report.css"), asset("report.js")
     return environment.get_template("report.html.j2").render(
         cover=cover,
@@ -266,6 +228,7 @@ def render(
         counts=Counter(judged.outcome for _, judged in brief),
         outcomes=(HOLDS, FAILS, OPEN),
         rule=RULE,
+        corrected=after_correction(judged.verdict for _, judged in brief),
         finished=finished,
         failed=[(r, without_paths(r.error)) for r in records if r.status == FAILED],
         problems=[without_paths(problem) for problem in problems],
@@ -290,7 +253,8 @@ def csp_digest(text: str) -> str:
 
 
 def data_uri(drawing: Drawing) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(drawing.svg).decode()
+    """Percent signs where they must be: shorter than base64."""
+    return "data:image/svg+xml," + quote(drawing.svg, safe=" !$&'()*+,-./:;=?@[]^_`{|}~")
 
 
 def settings(hyper: Any) -> str:

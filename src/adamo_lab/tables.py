@@ -1,9 +1,9 @@
-"""Tables as text: the same cells for the page and for Markdown. Needs no torch."""
+"""The report's tables as cells of text. Needs no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .derived import DERIVED, value
@@ -11,6 +11,7 @@ from .groups import Group, Line
 from .studies import STUDIES, Metric
 from .verdicts import LEVEL, Summary
 
+MOST_LINES = 10  # beyond that, the best setting of each row
 MOST_COLUMNS = 6  # of runs that belong to no study
 NOT_METRICS = {"epoch", "lr", "diverged_at", "gradient_norm", "gradient_norm_sd"}
 HIGHER = ("accuracy", "acc", "auc", "f1", "score", "r2", "bleu", "precision", "recall")
@@ -132,22 +133,63 @@ def table(group: Group) -> Table:
         heads.append((heading(metric), parts if theirs else ("ours",) if paper else ("",)))
         for i, (line, ours) in enumerate(zip(group.lines, summaries, strict=True)):
             cell = our_cell(ours, metric, i in best)
-            beside = beside_paper(theirs, line.optimizer, ours, cell, metric)
+            beside = beside_paper(theirs, line.name, ours, cell, metric)
             rows[i] += beside[: len(parts)] if theirs else [cell]
     made = [Row(x.label, cells, x) for x, cells in zip(group.lines, rows, strict=True)]
     return Table(group.name, heads, made, notes(group, columns, missing))
 
 
 def beside_paper(
-    theirs: Mapping[str, Printed], optimizer: str, ours: Summary, cell: Cell, metric: Metric
+    theirs: Mapping[str, Printed], name: str, ours: Summary, cell: Cell, metric: Metric
 ) -> list[Cell]:
     """Paper, ours, difference."""
-    if optimizer not in theirs:
+    if name not in theirs:
         return [Cell("–"), cell, Cell("–")]
-    mean, sd = theirs[optimizer]
+    mean, sd = theirs[name]
     best = (max if metric.higher_is_better else min)(value for value, _ in theirs.values())
     gap = "–" if ours.mean is None else number(ours.mean - mean, metric, signed=True)
     return [Cell(spread(mean, sd, metric), mean == best), cell, Cell(gap)]
+
+
+# --- the best of many settings
+
+
+def best_lines(group: Group) -> list[Line]:
+    """All lines, or where there are many the best of each name, by the first metric."""
+    if len(group.lines) <= MOST_LINES:
+        return group.lines
+    metric = columns_of(group)[0].metric
+    sign = 1 if metric.higher_is_better else -1
+
+    def score(line: Line) -> tuple[bool, float]:
+        """Settings of which a run is missing come after all others."""
+        found = Summary.of(line.values(metric.key))
+        return not found.missing, -math.inf if found.mean is None else sign * found.mean
+
+    best: dict[str, Line] = {}
+    for line in sorted(group.lines, key=score, reverse=True):  # of equals the first
+        best.setdefault(line.name, line)
+    return [line for line in group.lines if line is best[line.name]]
+
+
+def best_table(group: Group, findings: Mapping[str, str]) -> Table:
+    """How many settings a row has, and the best of them; ``findings`` has more to say of some."""
+    column = columns_of(group)[0]
+    chosen = best_lines(group)
+    summaries = [Summary.of(line.values(column.metric.key)) for line in chosen]
+    best = best_of(summaries, column)
+    rows = []
+    for i, (line, ours) in enumerate(zip(chosen, summaries, strict=True)):
+        same = [x for x in group.lines if x.name == line.name]
+        at = line.label.removeprefix(line.title).removeprefix(", ")
+        cells = [Cell(str(len(same))), Cell(str(sum(len(x.runs) for x in same)))]
+        cells += [our_cell(ours, column.metric, i in best), Cell(at)]
+        cells += [Cell(findings.get(line.name, "–"))] if findings else []
+        rows.append(Row(line.title, cells, line))
+    heads = ["settings", "runs", f"best {heading(column.metric)}", "at"]
+    heads += ["how many are good"] if findings else []
+    text = "Every setting is the mean over its runs; verdicts count settings seed by seed."
+    return Table(group.name, [(h, ("",)) for h in heads], rows, [text] if findings else [])
 
 
 def columns_of(group: Group) -> list[Column]:
@@ -222,38 +264,3 @@ def notes(group: Group, columns: list[Column], missing: bool) -> list[str]:
         if count:
             found.append(f"{label}: {count} run{'s' if count > 1 else ''} diverged.")
     return found
-
-
-# --- Markdown
-
-
-def markdown(title: str, made: Table, banners: Sequence[str], lines: Sequence[str] = ()) -> str:
-    """A table fit for a paper's source: pipes, bold for the best, notes below."""
-    heads = [""]
-    for head, below in made.heads:
-        heads += [f"{head}, {part}" if part else head for part in below]
-    body = [[escaped(row.label), *(markdown_cell(cell) for cell in row.cells)] for row in made.rows]
-    text = [f"# {escaped(title)}", ""]
-    text += [f"**{banner}.**\n" for banner in banners]
-    text += [pipes(map(escaped, heads)), pipes([":--", *("--:" for _ in heads[1:])])]
-    text += [pipes(row) for row in body]
-    text += ["", *(f"{escaped(note)}  " for note in made.notes)]
-    text += ["", *(f"- {escaped(line)}" for line in lines)] if lines else []
-    return "\n".join(text).rstrip() + "\n"
-
-
-def markdown_cell(cell: Cell) -> str:
-    text = escaped(cell.text)
-    text = f"**{text}**" if cell.best else text
-    return f"{text} ({cell.note})" if cell.note else text
-
-
-def pipes(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def escaped(text: str) -> str:
-    """So that a name from a record stays text in Markdown and in whatever it is turned into."""
-    for mark in "\\|<>*_`[]#":
-        text = text.replace(mark, f"\\{mark}")
-    return " ".join(text.split())

@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from .studies import Claim
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not yet measured"
 LEVEL = 0.05  # of every test
 FEWEST = 3  # runs on either side
+PERMUTATIONS = 200_000  # all of them where there are no more, which is up to ten runs a side
 
 RULE = (
     "A claim that one optimizer is above or below another holds if both have at least "
     f"{FEWEST} runs and Welch's one-sided t-test gives p < {LEVEL} in the claimed direction. "
     "A claim that two are equal holds if the 90 % confidence interval of their difference lies "
-    "within the stated margin. Where some runs never reached what is measured, an exact one-sided "
-    "Mann–Whitney rank test takes the place of the t-test, and those runs rank last; so it does "
-    "where neither side has any variance. "
+    "within the stated margin. Where some runs never reached what is measured, a one-sided "
+    "permutation test of the ranks takes the place of the t-test, and those runs rank last; so it "
+    "does where neither side has any variance. "
     "Intervals are two-sided, so one may touch zero while the one-sided p is just below "
     f"{LEVEL}. The opposite of a claim, which nobody had claimed, is called significant if p < "
-    f"{LEVEL / 2:g}. Each claim is tested on its own, without a correction for their number."
+    f"{LEVEL / 2:g}."
 )
 
 Values = Sequence["float | None"]
@@ -59,41 +62,6 @@ class Summary:
     def sd(self) -> float | None:
         """Of the sample; one run has none."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """First mean minus second, its standard error and Welch's degrees of freedom."""
-
-    mean: float
-    error: float
-    freedom: float
-
-    @classmethod
-    def of(cls, first: Summary, second: Summary) -> Difference:
-        assert first.mean is not None
-        assert second.mean is not None
-        parts = [statistics.variance(s.values) / len(s.values) for s in (first, second)]
-        total = sum(parts)
-        weights = [
-            part**2 / (len(s.values) - 1) for part, s in zip(parts, (first, second), strict=True)
-        ]
-        freedom = total**2 / sum(weights) if sum(weights) > 0 else math.inf
-        return cls(first.mean - second.mean, math.sqrt(total), freedom)
-
-    def p_greater(self) -> float:
-        """One-sided p for "the first is larger", where there is any variance."""
-        from scipy.special import stdtr
-
-        return float(stdtr(self.freedom, -self.mean / self.error))
-
-    def interval(self, confidence: float) -> tuple[float, float]:
-        if self.error == 0:
-            return self.mean, self.mean
-        from scipy.special import stdtrit
-
-        half = float(stdtrit(self.freedom, (1 + confidence) / 2)) * self.error
-        return self.mean - half, self.mean + half
 
 
 @dataclass(frozen=True)
@@ -132,25 +100,21 @@ def judge(claim: Claim, first: Values, second: Values, higher_is_better: bool = 
 
 def ordered(claim: Claim, a: Summary, b: Summary) -> Verdict:
     """Welch's t-test for ">" and "<"; without any variance it would be sure of everything."""
-    difference = Difference.of(a, b)
-    if difference.error == 0:
-        verdict = replace(by_rank(claim, a.values, b.values), difference=difference.mean)
-        return verdict if difference.mean else replace(verdict, reason="all values are identical")
-    greater = difference.p_greater()
-    claimed, opposite = greater, 1 - greater
-    if claim.relation == "<":
-        claimed, opposite = opposite, claimed
-    outcome, reason = direction(claimed, opposite)
+    difference = gap(a, b)
+    if a.sd == b.sd == 0:
+        verdict = replace(by_rank(claim, a.values, b.values), difference=difference)
+        return verdict if difference else replace(verdict, reason="all values are identical")
+    claimed = float(welch(a, b, "greater" if claim.relation == ">" else "less").pvalue)
+    outcome, reason = direction(claimed, 1 - claimed)
     return Verdict(
         claim, outcome, reason, (a.n, b.n), "Welch's t-test",
-        difference.mean, difference.interval(0.95), p=claimed, p_opposite=opposite,
+        difference, interval(a, b, 0.95), p=claimed, p_opposite=1 - claimed,
     )  # fmt: skip
 
 
 def equal(claim: Claim, a: Summary, b: Summary) -> Verdict:
     """ "=" holds if the 90 % interval lies within the margin: two one-sided tests at 5 %."""
-    difference = Difference.of(a, b)
-    low, high = difference.interval(0.90)
+    low, high = interval(a, b, 0.90)
     margin = claim.margin
     if -margin <= low and high <= margin:
         outcome, reason = HOLDS, "the interval lies within the margin"
@@ -158,9 +122,29 @@ def equal(claim: Claim, a: Summary, b: Summary) -> Verdict:
         outcome, reason = FAILS, "the interval lies outside the margin"
     else:
         outcome, reason = FAILS, "the interval reaches beyond the margin"
-    return Verdict(
-        claim, outcome, reason, (a.n, b.n), "interval", difference.mean, (low, high), 90
-    )  # fmt: skip
+    return Verdict(claim, outcome, reason, (a.n, b.n), "interval", gap(a, b), (low, high), 90)
+
+
+def gap(a: Summary, b: Summary) -> float:
+    assert a.mean is not None
+    assert b.mean is not None
+    return a.mean - b.mean
+
+
+def interval(a: Summary, b: Summary, confidence: float) -> tuple[float, float]:
+    """Welch's, of the difference of the means."""
+    if a.sd == b.sd == 0:
+        return gap(a, b), gap(a, b)
+    low, high = welch(a, b).confidence_interval(confidence)
+    return float(low), float(high)
+
+
+def welch(a: Summary, b: Summary, alternative: str = "two-sided") -> Any:
+    from scipy.stats import ttest_ind
+
+    with warnings.catch_warnings():  # one side may have no variance
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
+        return ttest_ind(a.values, b.values, equal_var=False, alternative=alternative)
 
 
 def ranked(
@@ -179,7 +163,7 @@ def ranked(
 
 
 def by_rank(claim: Claim, a: Sequence[float], b: Sequence[float]) -> Verdict:
-    """Mann–Whitney, exact. Open where the runs are as claimed and too few for this test."""
+    """By rank. Open where the runs are as claimed and too few for this test."""
     claimed, opposite = rank_p(a, b), rank_p(b, a)
     if claim.relation == "<":
         claimed, opposite = opposite, claimed
@@ -191,6 +175,25 @@ def by_rank(claim: Claim, a: Sequence[float], b: Sequence[float]) -> Verdict:
     return Verdict(claim, outcome, reason, n, "rank test", p=claimed, p_opposite=opposite)
 
 
+def rank_p(a: Sequence[float], b: Sequence[float]) -> float:
+    """One-sided p for "a is larger". mannwhitneyu's exact method knows no ties, and runs that
+    never got there are ties; a permutation of ranks does.
+    """
+    from scipy.stats import permutation_test, rankdata
+
+    ranks = rankdata([*a, *b])
+    found = permutation_test(
+        (ranks[: len(a)], ranks[len(a) :]),
+        lambda x, y, axis: x.sum(axis=axis),
+        vectorized=True,
+        alternative="greater",
+        n_resamples=PERMUTATIONS,
+        batch=20_000,
+        rng=0,
+    )
+    return float(found.pvalue)
+
+
 def direction(claimed: float, opposite: float) -> tuple[str, str]:
     if claimed < LEVEL:
         return HOLDS, "significant"
@@ -199,21 +202,13 @@ def direction(claimed: float, opposite: float) -> tuple[str, str]:
     return FAILS, "no significant difference"
 
 
-def rank_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Exact one-sided p of the rank sum for "a is larger", ties sharing their mean rank.
+def after_correction(verdicts: Iterable[Verdict]) -> int:
+    """How many of those that hold by a test still do when all tests are taken together."""
+    from scipy.stats import false_discovery_control
 
-    Counts, over all ways to pick len(a) of the pooled values, how often the rank sum is at least
-    the observed one. scipy's exact method ignores ties, and runs that never got there are ties.
-    """
-    pooled = sorted([*a, *b])
-    # twice the mean rank, to stay with whole numbers
-    rank = {v: 2 * pooled.index(v) + pooled.count(v) + 1 for v in set(pooled)}
-    observed = sum(rank[v] for v in a)
-    ways: list[dict[int, int]] = [{0: 1}, *({} for _ in a)]  # ways[k][s]: k values with rank sum s
-    for value in pooled:
-        for k in range(len(a), 0, -1):
-            for total, count in ways[k - 1].items():
-                reached = total + rank[value]
-                ways[k][reached] = ways[k].get(reached, 0) + count
-    all_ways = math.comb(len(pooled), len(a))
-    return sum(count for total, count in ways[-1].items() if total >= observed) / all_ways
+    with_p = [v for v in verdicts if v.p is not None]
+    if not with_p:
+        return 0
+    adjusted = false_discovery_control([v.p for v in with_p])
+    both = zip(with_p, adjusted, strict=True)
+    return sum(v.outcome == HOLDS and p < LEVEL for v, p in both)

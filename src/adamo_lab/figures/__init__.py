@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from ..grids import Grid
 from ..groups import Group
-from . import curves, dynamics, maps
+from . import curves, dynamics, maps, rates
 from .look import Drawing, style
 
 __all__ = ["Drawing", "draw"]
 
 
 def draw(group: Group, grids: list[Grid], seen: set[str]) -> tuple[list[Drawing], list[Drawing]]:
-    """A group's figures: those to show at once, and layer by layer those of runs not yet seen.
-
-    Trials have none: what counts is the table of all of them.
-    """
-    if group.study and group.study.kind == "trials":
-        return [], []
+    """A group's figures: those to show at once, and layer by layer those of runs not yet seen."""
     with style():
-        main = [*maps.boundaries(group), *maps.landscapes(group), *maps.heat_maps(group, grids)]
+        if group.study and group.study.kind == "trials":
+            return rates.draw(group), []
+        main = [*maps.boundaries(group), *maps.landscapes(group)]
+        main += maps.heat_maps(group, grids) if grids else rates.draw(group)
         return [*main, *curves.draw(group)], dynamics.draw(group, seen)

@@ -11,13 +11,11 @@ from matplotlib.ticker import MaxNLocator
 
 from ..groups import YOURS, Group, Line
 from ..studies import STUDIES
-from ..tables import columns_of
+from ..tables import best_lines, columns_of
 from ..tasks import unit
-from ..verdicts import Summary
 from .look import Drawing, canvas, finish, legend_below, legend_columns, listed, log_axis, plain
 
-MOST_LINES = 10  # beyond that, the best setting of each optimizer
-MOST_POINTS = 300
+MOST_POINTS = 150
 SETTLED = 0.1  # of the training is over: from here on, accuracies are worth comparing
 MOST_FIGURES = 6
 NOT_DRAWN = {"epoch", "lr", "gradient_norm_sd"}
@@ -27,29 +25,9 @@ LABELS = {"weight_norm": "norm of all weights, ‖w‖", "gradient_norm": "norm 
 
 def draw(group: Group) -> list[Drawing]:
     """One figure a quantity, each small enough to read on a phone."""
-    lines = drawn_lines(group)
+    lines = best_lines(group)
     made = (figure(group, lines, key) for key in keys(group, lines))
     return [drawing for drawing in made if drawing is not None]
-
-
-def drawn_lines(group: Group) -> list[Line]:
-    """All lines, or with a sweep's many the best of each optimizer."""
-    if len(group.lines) <= MOST_LINES:
-        return group.lines
-    metric = columns_of(group)[0].metric
-    sign = 1 if metric.higher_is_better else -1
-    found = [(line, Summary.of(line.values(metric.key))) for line in group.lines]
-
-    def score(pair: tuple[Line, Summary]) -> tuple[bool, float]:
-        """Settings of which a run is missing come after all others."""
-        _, summary = pair
-        mean = -np.inf if summary.mean is None else sign * summary.mean
-        return not summary.missing, mean
-
-    best: dict[str, Line] = {}
-    for line, _ in sorted(found, key=score, reverse=True):  # of equals the first
-        best.setdefault(line.optimizer, line)
-    return [line for line in group.lines if line is best.get(line.optimizer)]
 
 
 def chosen_by(group: Group) -> str:

@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 
 from ..groups import Group, Line
 from ..records import Record
+from ..tables import best_lines
 from ..tasks import unit
-from .curves import drawn_lines
 from .look import WIDTH, Drawing, finish, listed, log_axis, plain
 
 DECADE = 10  # a range this wide gets a log axis
@@ -46,7 +46,7 @@ def draw(group: Group, seen: set[str]) -> list[Drawing]:
 
     ``seen`` holds the runs that an earlier study has shown, and grows.
     """
-    chosen = [(line, run) for line in drawn_lines(group) if (run := first_run(line))]
+    chosen = [(line, run) for line in best_lines(group) if (run := first_run(line))]
     fresh = [(line, run) for line, run in chosen if run.id not in seen]
     seen |= {run.id for _, run in fresh}
     telling = [(line, run) for line, run in fresh if reported(run, "eta_radial")]
@@ -239,4 +239,4 @@ def seed_of(chosen: list[tuple[Line, Record]]) -> str:
 
 
 def slugged(line: Line) -> str:
-    return line.optimizer if line.label == line.entry.label else line.label
+    return line.name if line.label == line.title else line.label

@@ -22,7 +22,6 @@ from .svg import slim
 
 WIDTH = 4.8  # inches: at 330 pixels across, 9 point text is 9 pixels high
 DPI = 200
-FAST = {"compress_level": 3}
 INK, FAINT = "#1c1c1c", "#d9d9d9"
 
 RC: Any = {  # matplotlib.rcParams, whose stub has a type for its keys
@@ -67,7 +66,6 @@ class Drawing:
     caption: str
     alt: str
     svg: bytes
-    png: bytes
     size: tuple[int, int]  # CSS pixels
 
 
@@ -89,7 +87,7 @@ def canvas(
 
 
 def finish(figure: Figure, group: Group, what: str, caption: str, alt: str) -> Drawing:
-    """Put the banner into the picture and save it twice."""
+    """Put the banner into the picture and save it."""
     if group.banners:
         figure.suptitle(
             "  ·  ".join(group.banners),
@@ -99,21 +97,16 @@ def finish(figure: Figure, group: Group, what: str, caption: str, alt: str) -> D
             bbox={"boxstyle": "round,pad=0.35", "facecolor": "#ffe8b3", "edgecolor": "#c98a00"},
         )
     engine = figure.get_layout_engine()
-    if engine is not None:  # the layout is worked out once, not once a format
-        if isinstance(engine, ConstrainedLayoutEngine) and group.banners:
-            engine.set(h_pad=0.09)  # inches: room for the banner's box
-        engine.execute(figure)
-        figure.set_layout_engine(None)
-    svg, png = io.StringIO(), io.BytesIO()
+    if isinstance(engine, ConstrainedLayoutEngine) and group.banners:
+        engine.set(h_pad=0.09)  # inches: room for the banner's box
+    svg = io.StringIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None}, pil_kwargs=FAST)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     return Drawing(
         name=slug(f"{group.name}-{what}"),
         caption=caption,
         alt=". ".join([alt.rstrip("."), *group.banners]) + ".",
         svg=slim(svg.getvalue()).encode(),
-        png=png.getvalue(),
         size=(width, height),
     )
 

@@ -44,12 +44,12 @@ def boundaries(group: Group) -> list[Drawing]:
         draw_boundary(panel, run)
         norm = run.result.get("weight_norm")
         ending = "" if norm is None else f"‖w‖ = {norm:.3g}"
-        title = "\n".join(plain(text) for text in (line.entry.label, ending) if text)
+        title = "\n".join(plain(text) for text in (line.title, ending) if text)
         panel.set_title(title, fontsize=9)
-        said.append(f"{line.entry.label} {ending}".strip())
+        said.append(f"{line.title} {ending}".strip())
     where = "" if seed is None else f" Seed {seed}."
     caption = f"Decision boundaries (black) and the training points of the two classes.{where}"
-    alt = f"Decision boundaries of {listed([x.entry.label for x, _ in chosen])}: {'; '.join(said)}"
+    alt = f"Decision boundaries of {listed([x.title for x, _ in chosen])}: {'; '.join(said)}"
     return [finish(picture, group, "boundaries", caption, alt)]
 
 
@@ -138,14 +138,15 @@ def draw_paths(axes: Axes, record: Record) -> tuple[list[Artist], list[str]]:
 
 def heat_maps(group: Group, grids: list[Grid]) -> list[Drawing]:
     """One figure an optimizer, with one colour scale for all of them."""
-    measured = [v for grid in grids for v in grid.measured]
-    return [heat_map(group, grid, min(measured), max(measured)) for grid in grids]
+    low = min((float(np.nanmin(grid.values)) for grid in grids), default=0.0)
+    high = max((float(np.nanmax(grid.values)) for grid in grids), default=0.0)
+    return [heat_map(group, grid, low, high) for grid in grids]
 
 
 def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
     rows, columns = grid.ticks
     factor = 100 if grid.metric.percent else 1
-    values = np.array([[np.nan if v is None else factor * v for v in row] for row in grid.values])
+    values = factor * grid.values
     height = 1.5 + 0.44 * len(rows)
     picture, (axes,) = canvas(width=WIDTH, height=height)
     axes.set_facecolor("#ececec")
@@ -171,22 +172,22 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    title = textwrap.fill(f"{grid.line.entry.label}: {grid.finding}", TITLE_WIDTH)
+    title = textwrap.fill(f"{grid.line.title}: {grid.finding}", TITLE_WIDTH)
     axes.set_title(title, fontsize=8.5)
     bar = picture.colorbar(image, ax=axes, shrink=0.9, pad=0.02, aspect=16)
     bar.outline.set_visible(False)  # type: ignore[operator]
     unit = " (%)" if factor == 100 else ""
     caption = (
-        f"{grid.line.entry.label}: {grid.metric.label} accuracy{unit}" if grid.metric.percent else
-        f"{grid.line.entry.label}: {grid.metric.label}"
+        f"{grid.line.title}: {grid.metric.label} accuracy{unit}" if grid.metric.percent else
+        f"{grid.line.title}: {grid.metric.label}"
     )  # fmt: skip
     caption += f" over its two hyper-parameters; ★ marks the best ({grid.best_setting}). "
     caption += f"{grid.finding[0].upper()}{grid.finding[1:]}. All maps share one colour scale."
     alt = (
-        f"Heat map of {grid.line.entry.label} over {grid.axes[0]} and {grid.axes[1]}: "
+        f"Heat map of {grid.line.title} over {grid.axes[0]} and {grid.axes[1]}: "
         f"best {factor * grid.best:.4g} at {grid.best_setting}; {grid.finding}"
     )
-    return finish(picture, group, f"heat-map-{grid.line.optimizer}", caption, alt)
+    return finish(picture, group, f"heat-map-{grid.line.name}", caption, alt)
 
 
 def axis_name(grid: Grid, which: int) -> str:

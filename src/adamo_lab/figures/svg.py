@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-DIGITS = 2  # of a point: a hundredth is far below a pixel
+DIGITS = 1  # of a point: a tenth is below a pixel
 NUMBER = re.compile(r"-?\d+\.\d+")
 PLACE = re.compile(r'(?<= x=")[^"]*|(?<= y=")[^"]*|(?<=translate\()[^)]*')
 

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from ..errors import LabError
-from .base import Claim, Metric, Request, Study
-from .figures import FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE
-from .premise import PREMISE
-from .tables import LANGUAGE, TABLE1, TABLE2, TABLE3
-from .tuning import TUNING_SUMS, TUNING_TEXT, TUNING_VISION
+from .base import Arm, Claim, Metric, Request, Runs, Study
+from .paper import PAPER
+from .tuning import TUNING
 
-__all__ = ["STUDIES", "Claim", "Metric", "Request", "Study", "study"]
+__all__ = ["STUDIES", "Arm", "Claim", "Metric", "Request", "Runs", "Study", "study"]
 
-STUDIES = {
-    s.name: s
-    for s in (
-        *(TABLE1, TABLE2, TABLE3, FIG1, FIG2, FIG3),
-        *(FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, LANGUAGE),
-        *PREMISE,
-        *(TUNING_VISION, TUNING_SUMS, TUNING_TEXT),
-    )
-}
+STUDIES = {s.name: s for s in (*PAPER, *TUNING)}
 
 
 def study(name: str) -> Study:

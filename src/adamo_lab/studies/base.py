@@ -1,12 +1,13 @@
-"""What a study is: a list of runs, what the paper printed, and the claims the runs decide."""
+"""What a study is: runs, what to read off them, what the paper printed, and claims to decide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
-from ..optimizers import settings
+from ..optimizers import REGISTRY, settings
 from ..records import RunConfig
 from ..tasks import all_options
 
@@ -24,6 +25,58 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Arm:
+    """A row: an optimizer, with changes to the laboratory's settings of it on the task."""
+
+    optimizer: str
+    hyper: Mapping[str, Any]
+    name: str  # what claims call it
+    label: str  # in tables and figures
+
+
+def arm(optimizer: str, name: str = "", label: str = "", **hyper: Any) -> Arm:
+    return Arm(optimizer, hyper, name or optimizer, label or REGISTRY[optimizer].label)
+
+
+def arms(*optimizers: str) -> tuple[Arm, ...]:
+    """Rows with the laboratory's settings."""
+    return tuple(arm(name) for name in optimizers)
+
+
+def trials(optimizer: str, **axes: Sequence[Any]) -> tuple[Arm, ...]:
+    """A row for every combination of values: ``trials("adamw", lr=(1e-3, 2e-3), …)``."""
+    return tuple(
+        arm(optimizer, **dict(zip(axes, values, strict=True))) for values in product(*axes.values())
+    )
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Rows that share a table: one task, one length, one choice of the task's options."""
+
+    task: str
+    epochs: int
+    arms: tuple[Arm, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def configs(self, request: Request) -> list[RunConfig]:
+        changes = {**self.options, **request.options}
+        if request.synthetic and changes.get("holdout"):
+            changes["holdout"] = HELD_OUT_OF_MADE_UP
+        options = all_options(self.task, changes)
+        epochs = max(1, round(self.epochs * request.scale))
+        return [
+            RunConfig(
+                *(self.task, arm.optimizer, seed, epochs),
+                *(settings(self.task, arm.optimizer, arm.hyper), options),
+                *(request.scale, request.synthetic),
+            )
+            for seed in request.seeds
+            for arm in self.arms
+        ]
+
+
+@dataclass(frozen=True)
 class Metric:
     """A column: a key of the records' results, and how it reads."""
 
@@ -36,73 +89,53 @@ class Metric:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper that compares two optimizers.
+    """A sentence that compares two rows in a metric: ``sides`` is "adamo > adamw".
 
-    ``relation`` is ">" or "<" (the first is larger or smaller: Welch's t-test, one-sided), or "="
-    (indistinguishable: the 90 % confidence interval of the difference lies within ``margin``).
+    ">" and "<" say which is larger (Welch's t-test, one-sided), "=" that they cannot be told apart
+    (the 90 % confidence interval of the difference lies within ``margin``).
     """
 
     text: str
     metric: str
-    first: str
-    relation: str
-    second: str
+    sides: str
+    source: str  # where the paper says so
     margin: float = 0.0
-    source: str = ""  # where the paper says so
+
+    @property
+    def first(self) -> str:
+        return self.sides.split()[0]
+
+    @property
+    def relation(self) -> str:
+        return self.sides.split()[1]
+
+    @property
+    def second(self) -> str:
+        return self.sides.split()[2]
 
 
 @dataclass(frozen=True)
 class Study:
-    """One table or figure of the paper."""
+    """A table or figure: its records are the file of its name."""
 
     name: str
     title: str
     about: str
-    kind: str  # how it is drawn: "table", "trials", "boundaries", "landscape", "curves", "heatmaps"
-    runs: Callable[[Request], list[RunConfig]]
+    runs: tuple[Runs, ...]
     metrics: tuple[Metric, ...]
-    optimizers: tuple[str, ...]  # the order of the rows
-    paper: Mapping[str, Mapping[str, tuple[float, float | None]]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
-    seeds: int = 3
-    axes: tuple[tuple[str, str], ...] = ()  # heat maps: the two hyper-parameters of each optimizer
-    example: str = ""
+    paper: Mapping[str, Mapping[str, tuple[float, float | None]]] = field(default_factory=dict)
+    kind: str = "table"  # "trials": the best of each; "heatmaps", "landscape", "curves": figures
+    seeds: tuple[int, ...] = (0, 1, 2)
 
+    def configs(self, request: Request) -> list[RunConfig]:
+        return [config for runs in self.runs for config in runs.configs(request)]
 
-def run(
-    task: str,
-    optimizer: str,
-    seed: int,
-    epochs: int,
-    request: Request,
-    *,
-    hyper: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> RunConfig:
-    """One run of a study with the laboratory's settings and some changes to them."""
-    chosen = settings(task, optimizer, hyper)
-    return run_with(chosen, task, optimizer, seed, epochs, request, **options)
-
-
-def run_with(
-    hyper: Mapping[str, Any],
-    task: str,
-    optimizer: str,
-    seed: int,
-    epochs: int,
-    request: Request,
-    **options: Any,
-) -> RunConfig:
-    """One run with exactly these hyper-parameters, shortened by the request's scale."""
-    if request.synthetic and options.get("holdout"):
-        options["holdout"] = HELD_OUT_OF_MADE_UP
-    return RunConfig(
-        task=task,
-        optimizer=optimizer,
-        seed=seed,
-        epochs=max(1, round(epochs * request.scale)),
-        hyper=hyper,
-        options=all_options(task, {**options, **request.options}),
-        scale=request.scale,
-        synthetic=request.synthetic,
-    )
+    def arm(self, config: RunConfig) -> Arm | None:
+        """The row that a run belongs to; one with other hyper-parameters has none."""
+        hyper = dict(config.hyper)
+        for runs in (r for r in self.runs if r.task == config.task):
+            for one in (a for a in runs.arms if a.optimizer == config.optimizer):
+                if settings(runs.task, one.optimizer, one.hyper) == hyper:
+                    return one
+        return None
