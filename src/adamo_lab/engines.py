@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +29,7 @@ from .records import (
     locked,
     save,
 )
+from .studies import STUDIES
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +72,12 @@ class Setup:
         return known is not None and known.status == FINISHED
 
     def keep(self, record: Record) -> None:
-        """Put a run into the study's file; only then is its checkpoint of no more use."""
-        save(record, self.file)
+        """Put a run into the study's file; only then is its checkpoint of no more use.
+
+        Without what no figure of the study reads: layers of hundreds of trials.
+        """
+        study = STUDIES.get(self.name)
+        save(replace(record, dynamics=[]) if study and not study.layers else record, self.file)
         if record.status == FINISHED:
             (self.folder(record.config) / CHECKPOINT).unlink(missing_ok=True)
 
@@ -145,7 +150,7 @@ def run_all(
         record = known.get(config.id)
         if record is not None:
             if record.study != setup.name:  # a study's file holds all of its runs
-                save(record, setup.file)
+                setup.keep(record)
             outcomes[config.id] = Outcome(config, KNOWN)
             view.ended(outcomes[config.id])
     todo = [config for config in unique if config.id not in outcomes]
