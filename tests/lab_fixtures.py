@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adamo_lab.records import FAILED, FINISHED, Record, RunConfig, save
+from adamo_lab.records import FAILED, FINISHED, SUFFIX, Record, RunConfig, line_of, pack
 from adamo_lab.studies import STUDIES, Request
 
 ENVIRONMENT = {
@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "seconds": 12.5,
 }
 # How good each optimizer is in the made numbers.
-SKILL = {"adam": 0.2, "adamw": 0.35, "adamw_tuned": 0.75, "adamp": 0.45, "adamo_paper": 0.9}
+SKILL = {"adam": 0.2, "adamw": 0.35, "adamp": 0.45, "adamo_paper": 0.9}
 LAYERS = {
     "cifar100": [f"layer{i // 4 + 1}.{i % 4}.conv.weight" for i in range(20)] + ["fc.weight"],
     "grokking": ["embedding.weight", "hidden.weight", "output.weight"],
@@ -118,39 +118,37 @@ def outcome(config: RunConfig, metrics: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def dynamics(config: RunConfig, snapshots: int = 20) -> list[dict[str, Any]]:
-    g, names = noise(config, 2), LAYERS.get(config.task, [])
+    g, steps = noise(config, 2), range(1, snapshots + 1)
     made = []
-    for k in range(1, snapshots + 1 if names else 1):
-        weights: dict[str, Any] = {}
-        for i, name in enumerate(names):
-            seen: dict[str, Any] = {"norm": (3 + i) * (1 + 0.5 * k / snapshots) + 0.1 * g.random()}
-            seen |= {"index": i} if config.task == "cifar100" else {}
-            if config.task != "cifar100" or config.optimizer.startswith("adamo"):
-                seen["angle"] = 0.1 / (k + i)  # older records have AdamO's alone
-            if config.optimizer.startswith("adamo"):
-                seen |= {
-                    "gradient_norm": g.random(),
-                    "eta_radial": 1e-3 * (1 + i) / k,
-                    "tau": None if k == 1 else 0.3 * (i + 1) + 0.1 * g.random(),
-                    "radial_share_gradient": 0.1 * g.random(),
-                    "radial_share_update": 0.3 / k + 0.02 * i + 0.01 * g.random(),
-                    "guard": [part for part in GUARDED if g.random() < 0.15],
-                }
-            weights[name] = seen
-        made.append({"epoch": max(1, round(config.epochs * k / snapshots)), "weights": weights})
+    for i, name in enumerate(LAYERS.get(config.task, [])):
+        row: dict[str, Any] = {
+            "weight": name,
+            "epoch": [max(1, round(config.epochs * k / snapshots)) for k in steps],
+            "norm": [(3 + i) * (1 + 0.5 * k / snapshots) + 0.1 * g.random() for k in steps],
+        }
+        if config.task != "cifar100" or config.optimizer.startswith("adamo"):
+            row["angle"] = [0.1 / (k + i) for k in steps]  # older records have AdamO's alone
+        if config.optimizer.startswith("adamo"):
+            row |= {
+                "eta_radial": [1e-3 * (1 + i) / k for k in steps],
+                "tau": [None if k == 1 else 0.3 * (i + 1) + 0.1 * g.random() for k in steps],
+                "radial_share_update": [0.3 / k + 0.02 * i + 0.01 * g.random() for k in steps],
+                "guard": [[part for part in GUARDED if g.random() < 0.15] for _ in steps],
+            }
+        made.append(row)
     return made
 
 
-def boundary(config: RunConfig, size: int = 48) -> dict[str, np.ndarray]:
+def boundary(config: RunConfig, size: int = 48) -> dict[str, Any]:
     g, s = noise(config, 3), skill(config)
     x, y = np.meshgrid(*[np.linspace(-1.3, 1.3, size)] * 2)
     margin = y - 0.5 * np.sin(4 * x) - (1 - s) * 0.4 * np.sin(11 * x)
     points = g.uniform(-1.1, 1.1, (120, 2))
     return {
-        "grid": (1 / (1 + np.exp(-8 * margin))).astype(np.float32),
-        "extent": np.array([-1.3, 1.3, -1.3, 1.3]),
-        "points": points,
-        "labels": (points[:, 1] > 0.5 * np.sin(4 * points[:, 0])).astype(int),
+        "grid": (1 / (1 + np.exp(-8 * margin))).tolist(),
+        "extent": [-1.3, 1.3, -1.3, 1.3],
+        "points": points.tolist(),
+        "labels": (points[:, 1] > 0.5 * np.sin(4 * points[:, 0])).astype(int).tolist(),
     }
 
 
@@ -161,30 +159,40 @@ def landscape(runs: list[Record]) -> Record:
     paths = {
         f"path_{run.config.optimizer}": np.column_stack(
             [np.linspace(-3, 2, 30), 2 * (skill(run.config) - 0.4) * np.sin(np.linspace(0, 3, 30))]
-        )
+        ).tolist()
         for run in runs
     }
-    config = RunConfig("landscape", "both", runs[0].config.seed, runs[0].config.epochs, {})
+    ids, first = [run.id for run in runs], runs[0].config
+    config = RunConfig("landscape", "all", first.seed, first.epochs, {}, {"runs": ids})
+    loss = 0.05 + 0.2 * (x - 2) ** 2 + 0.5 * y**2
     return Record(
         config,
         FINISHED,
-        result={"explained_variance": [0.71, 0.18], "runs": [run.id for run in runs]},
+        result={"explained_variance": [0.71, 0.18], "runs": ids},
         environment=dict(ENVIRONMENT),
-        arrays={"loss": 0.05 + 0.2 * (x - 2) ** 2 + 0.5 * y**2, "xs": xs, "ys": ys, **paths},
+        arrays={"loss": loss.tolist(), "xs": xs.tolist(), "ys": ys.tolist(), **paths},
+        study="fig2",
     )
 
 
 def put(root: Path, *records: Record) -> None:
+    """Into the files of their studies; runs that belong to none, as if made by hand."""
+    files: dict[str, list[bytes]] = {}
     for made in records:
-        save(made, root / made.id)
+        name = made.study or f"run-{made.config.task}"
+        files.setdefault(name, []).append(pack(line_of(made)))
+    root.mkdir(parents=True, exist_ok=True)
+    for name, lines in files.items():
+        with (root / f"{name}{SUFFIX}").open("ab") as file:
+            file.write(b"".join(lines))
 
 
 def study_records(
     name: str, *, seeds: tuple[int, ...] = (0, 1, 2), rows: int = 60, **request: Any
 ) -> list[Record]:
     """All runs of a study."""
-    configs = STUDIES[name].runs(Request(seeds=seeds, **request))
-    made = [record(config, rows=rows) for config in configs]
+    configs = STUDIES[name].configs(Request(seeds=seeds, **request))
+    made = [record(config, rows=rows, study=name) for config in configs]
     if name == "fig2":
         first = [r for r in made if r.config.seed == seeds[0]]
         made.append(landscape(first))
@@ -203,7 +211,7 @@ def everything(root: Path) -> None:
     for optimizer in ("adamw", "adamo"):
         for seed in range(3):
             mine = RunConfig("yours", optimizer, seed, 30, {"lr": 1e-3})
-            put(root, record(mine))
+            put(root, record(mine, study="yours"))
         for lr in (1e-3, 3e-3):
             put(root, record(RunConfig("digits", optimizer, 0, 20, {"lr": lr})))
     broken = RunConfig("grokking", "sgd", 0, 5000, {"lr": 0.1})

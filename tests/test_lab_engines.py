@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -23,13 +22,12 @@ import torch
 from adamo_lab import ray_engine, side_by_side
 from adamo_lab import train as train_module
 from adamo_lab.engines import (
+    CHECKPOINT,
     KNOWN,
     STOPPED,
     Outcome,
     Setup,
     Views,
-    failure,
-    locked,
     resolve_device,
     run_all,
     train_safely,
@@ -37,8 +35,8 @@ from adamo_lab.engines import (
 from adamo_lab.errors import LabError
 from adamo_lab.optimizers import settings
 from adamo_lab.progress import Bars, Lines
-from adamo_lab.records import FAILED, FINISHED, RUN, RunConfig, load, load_all
-from adamo_lab.train import CHECKPOINT, Run, Stopped, train
+from adamo_lab.records import FAILED, FINISHED, Record, RunConfig, find, load_all
+from adamo_lab.train import Run, Stopped, train
 
 NO_GPU = not torch.cuda.is_available()
 
@@ -76,10 +74,20 @@ class Witness:
         return dict(Counter(id.split("-")[1] for id, _ in self.rows))
 
 
+def here(out: Path, **changes: Any) -> Setup:
+    return Setup(out, "runs", **changes)
+
+
+def kept(setup: Setup, config: RunConfig) -> Record:
+    record = find(setup.file, config.id)
+    assert record is not None
+    return record
+
+
 def results(root: Path) -> dict[str, Any]:
     found, problems = load_all(root)
     assert not problems
-    return {id: (record.result, record.metrics) for id, record in found.items()}
+    return {record.id: (record.result, record.metrics) for record in found}
 
 
 @pytest.mark.parametrize(
@@ -93,17 +101,17 @@ def test_an_engine_trains_all_and_survives_a_broken_run(
         pytest.importorskip("ray")
     chosen = [configs()[0], broken(), configs()[1]]
     witness = Witness()
-    setup = Setup(tmp_path / engine, workers=workers)
+    setup = here(tmp_path / engine, workers=workers)
     outcomes = run_all(chosen, setup, engine, witness)
     assert [o.config.id for o in outcomes] == [c.id for c in chosen]
     assert [o.status for o in outcomes] == [FINISHED, FAILED, FINISHED]
     assert "learning rate" in outcomes[1].error
-    assert load(setup.folder(broken())).error == outcomes[1].error
+    assert kept(setup, broken()).error == outcomes[1].error
     assert sorted(witness.begun) == sorted(c.id for c in chosen)
     assert {id for id, _ in witness.rows} == {c.id for c in configs()}
     assert len(witness.outcomes) == 3
 
-    run_all(configs(), Setup(tmp_path / "plain"), "serial")
+    run_all(configs(), here(tmp_path / "plain"), "serial")
     good = {c.id for c in configs()}
     trained = {id: values for id, values in results(setup.out).items() if id in good}
     assert trained == results(tmp_path / "plain")
@@ -112,13 +120,19 @@ def test_an_engine_trains_all_and_survives_a_broken_run(
     assert [o.status for o in again] == [KNOWN, FAILED, KNOWN]
 
 
-def test_damage_stops_the_runs_that_it_is_about_and_no_others(tmp_path: Path) -> None:
-    first, second = configs()
-    run_all([first], Setup(tmp_path), "serial")
-    (tmp_path / first.id / "metrics.jsonl").write_text("")
-    assert run_all([second], Setup(tmp_path), "serial")[0].status == FINISHED
-    with pytest.raises(LabError, match="does not match its checksum"):
-        run_all([first], Setup(tmp_path), "serial")
+def test_a_damaged_record_is_named_and_its_run_trained_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = here(tmp_path)
+    run_all(configs(), setup, "serial")
+    before = results(tmp_path)
+    data = bytearray(setup.file.read_bytes())
+    data[-50] ^= 1
+    setup.file.write_bytes(data)
+    outcomes = run_all(configs(), setup, "serial")
+    assert [o.status for o in outcomes] == [KNOWN, FINISHED]
+    assert f"{setup.file}, line 2 is left out: it is damaged" in caplog.text
+    assert {r.id: (r.result, r.metrics) for r in load_all(tmp_path)[0]} == before
 
 
 @pytest.mark.parametrize("stopping", [False, True])
@@ -135,49 +149,50 @@ def test_a_node_that_does_not_see_the_folder_hands_its_record_over(
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda x: x))
     monkeypatch.setattr(ray_engine.tempfile, "gettempdir", lambda: str(tmp_path / "node"))
     board, (config, _) = SimpleNamespace(report=SimpleNamespace(remote=report)), configs()
-    setup = Setup(tmp_path / "out", root=tmp_path)
+    setup = here(tmp_path / "out")
     threads = torch.get_num_threads()
     outcome, record = ray_engine.train_on_node(config, setup, "no-token", board)
     torch.set_num_threads(threads)
     assert outcome.status == (STOPPED if stopping else FINISHED)
     assert asked[0] == 0  # before anything is trained
     assert (record is None) == stopping
-    assert not list(tmp_path.rglob(RUN))  # nothing is left on the node, and the driver saves
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))  # the driver saves
 
 
 def test_workers_of_a_cluster_start_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    setup = ray_engine.absolute(Setup(Path("out", "run"), root=Path("out"), data_dir=Path("data")))
-    assert (setup.out, setup.root) == (tmp_path / "out" / "run", tmp_path / "out")
-    assert setup.data_dir == tmp_path / "data"
-    assert ray_engine.absolute(Setup(tmp_path)).data_dir is None
+    setup = ray_engine.absolute(Setup(Path("out"), "run", data_dir=Path("data")))
+    assert (setup.out, setup.data_dir) == (tmp_path / "out", tmp_path / "data")
+    assert ray_engine.absolute(here(tmp_path)).data_dir is None
 
 
-def test_a_record_anywhere_below_the_root_counts(tmp_path: Path) -> None:
-    run_all(configs(), Setup(tmp_path / "first"), "serial")
-    outcomes = run_all(configs(), Setup(tmp_path / "second", root=tmp_path), "serial")
+def test_a_run_of_another_study_is_copied_and_not_trained_again(tmp_path: Path) -> None:
+    first, second = (Setup(tmp_path, name) for name in ("first", "second"))
+    run_all(configs(), first, "serial")
+    outcomes = run_all(configs(), second, "serial")
     assert {o.status for o in outcomes} == {KNOWN}
-    assert not (tmp_path / "second").exists()
+    assert second.file.read_bytes() == first.file.read_bytes()
+
+
+def test_what_no_figure_of_a_study_reads_is_not_kept(tmp_path: Path) -> None:
+    run_all(configs(), Setup(tmp_path, "table2"), "serial")
+    run_all(configs(), Setup(tmp_path, "tuning-grokking"), "serial")
+    layers = {r.study: len(r.dynamics) for r in load_all(tmp_path)[0]}
+    assert layers == {"table2": 3, "tuning-grokking": 0}
 
 
 def test_a_run_that_another_study_began_goes_on_there(tmp_path: Path) -> None:
     (config, _) = configs()
+    begun = tmp_path / "first" / config.id
     with pytest.raises(Stopped):
-        train(config, tmp_path / "first" / config.id, stop=lambda: True)
-    (outcome,) = run_all([config], Setup(tmp_path / "second", root=tmp_path), "serial")
+        train(config, begun, stop=lambda: True)
+    witness = Witness()
+    (outcome,) = run_all([config], Setup(tmp_path, "second"), "serial", witness)
     assert outcome.status == FINISHED
-    assert (tmp_path / "first" / config.id / RUN).exists()
-    assert not (tmp_path / "second" / config.id).exists()
-
-
-def test_a_damaged_record_stops_everything_before_it_begins(tmp_path: Path) -> None:
-    (outcome,) = run_all(configs()[:1], Setup(tmp_path), "serial")
-    path = tmp_path / outcome.config.id / RUN
-    path.write_text(path.read_text()[:100])
-    with pytest.raises(LabError, match=r"run\.json is damaged"):
-        run_all(configs(), Setup(tmp_path), "serial")
+    assert witness.epochs() == {"adamw": 5}
+    assert [path.name for path in tmp_path.iterdir()] == ["second.jsonl.gz"]  # no folder is left
 
 
 @pytest.mark.slow
@@ -189,51 +204,35 @@ def test_a_killed_worker_is_reported_and_its_run_goes_on_later(tmp_path: Path) -
                 (child,) = multiprocessing.active_children()
                 child.kill()
 
-    setup = Setup(tmp_path, workers=1, checkpoint_seconds=0.0)
+    setup = here(tmp_path, workers=1, checkpoint_seconds=0.0)
     outcomes = run_all(reversed(configs(30)), setup, "processes", Assassin())
     assert [o.status for o in outcomes] == [FAILED, FINISHED]
     assert "killed by SIGKILL" in outcomes[0].error
     assert (setup.folder(outcomes[0].config) / CHECKPOINT).exists()
 
     run_all(configs(30)[1:], setup, "serial")
-    run_all(configs(30)[1:], Setup(tmp_path / "plain"), "serial")
+    run_all(configs(30)[1:], here(tmp_path / "plain"), "serial")
     id = configs(30)[1].id
     assert results(tmp_path / "plain")[id] == results(setup.out)[id]
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
     (config, _) = configs()
-    setup = Setup(tmp_path)
-    with locked(setup.folder(config)):
+    setup = here(tmp_path)
+    with setup.holding(config):
         (outcome,) = run_all([config], setup, "serial")
-        assert not (setup.folder(config) / RUN).exists()
+    assert not setup.file.exists()
     assert outcome.status == FAILED
     assert "is being trained by another process" in outcome.error
 
 
-def test_what_another_process_has_finished_is_neither_trained_again_nor_replaced(
-    tmp_path: Path,
-) -> None:
+def test_what_another_process_has_finished_is_not_trained_again(tmp_path: Path) -> None:
     (config, _) = configs()
-    setup = Setup(tmp_path)
+    setup = here(tmp_path)
     run_all([config], setup, "serial")
-    before = (setup.folder(config) / RUN).read_bytes()
+    before = setup.file.read_bytes()
     assert train_safely(config, setup, lambda *_: None).status == KNOWN
-    assert failure(config, LabError("no luck"), setup.folder(config)).status == FAILED
-    assert (setup.folder(config) / RUN).read_bytes() == before
-
-
-def test_a_lock_that_its_owner_has_just_removed_is_not_held(tmp_path: Path) -> None:
-    flock = fcntl.flock
-
-    def slow(handle: int, operation: int) -> None:
-        (tmp_path / "lock").unlink()
-        flock(handle, operation)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fcntl, "flock", slow)
-        with pytest.raises(LabError, match="another process"), locked(tmp_path):
-            pass
+    assert setup.file.read_bytes() == before
 
 
 @pytest.mark.slow
@@ -257,7 +256,7 @@ def test_an_interrupt_leaves_checkpoints_and_says_so(tmp_path: Path, engine: str
 def test_interrupts_are_left_alone_outside_the_main_thread(tmp_path: Path) -> None:
     outcomes: list[Outcome] = []
     thread = threading.Thread(
-        target=lambda: outcomes.extend(run_all(configs()[:1], Setup(tmp_path), "serial"))
+        target=lambda: outcomes.extend(run_all(configs()[:1], here(tmp_path), "serial"))
     )
     thread.start()
     thread.join()
@@ -270,7 +269,7 @@ def test_interrupts_are_left_alone_outside_the_main_thread(tmp_path: Path) -> No
 )
 def test_unknown_engines_are_refused(tmp_path: Path, name: str, sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
-        run_all(configs(), Setup(tmp_path), name)
+        run_all(configs(), here(tmp_path), name)
 
 
 @pytest.mark.skipif(not NO_GPU, reason="needs a machine without a CUDA device")
@@ -290,7 +289,7 @@ def test_displays_show_what_happened(tmp_path: Path) -> None:
     buffer = io.StringIO()
     console = Console(file=buffer, width=200)
     with Bars(console, 2) as bars, Lines(console) as lines:
-        run_all([configs()[0], broken()], Setup(tmp_path), "serial", Views([bars, lines]))
+        run_all([configs()[0], broken()], here(tmp_path), "serial", Views([bars, lines]))
         (stopped,) = [Outcome(configs()[1], STOPPED)]
         lines.ended(stopped)
     text = buffer.getvalue()
@@ -306,7 +305,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     from adamo_lab.progress import TensorBoard
 
     config = configs(20)[0]
-    run_all([config], Setup(tmp_path / "records"), "serial", TensorBoard(tmp_path / "tb"))
+    run_all([config], here(tmp_path / "records"), "serial", TensorBoard(tmp_path / "tb"))
     events = EventAccumulator(str(tmp_path / "tb" / config.id))
     events.Reload()
     assert "test_accuracy" in events.Tags()["scalars"]
@@ -320,7 +319,7 @@ def test_a_full_disk_fails_one_run_with_one_sentence(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    (outcome,) = run_all(configs()[:1], Setup(tmp_path), "serial")
+    (outcome,) = run_all(configs()[:1], here(tmp_path), "serial")
     assert outcome.status == FAILED
     assert "the disk is full" in outcome.error
 
@@ -346,7 +345,7 @@ def wave(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, str],
         chosen: list[RunConfig], out: Path, stop: Callable[[], bool] = lambda: False
     ) -> tuple[dict[str, str], Witness]:
         view = Witness()
-        setup = Setup(out, compile=False)
+        setup = here(out, compile=False)
         outcomes = side_by_side.Wave(chosen, setup, view, torch.device("cpu")).train(stop)
         return {outcome.config.optimizer: outcome.status for outcome in outcomes}, view
 
@@ -377,8 +376,9 @@ def test_runs_that_differ_in_the_late_phase_share_what_comes_before(
         assert alone.epochs() == {config.optimizer: 3}
     assert results(tmp_path / "together") == results(tmp_path / "alone")
     found = load_all(tmp_path / "together")[0]
-    assert len({record.result["weights_sha256"] for record in found.values()}) == 3
-    trunk, branch, _ = (found[config.id].environment for config in chosen)
+    assert len({record.result["weights_sha256"] for record in found}) == 3
+    by_id = {record.id: record.environment for record in found}
+    trunk, branch, _ = (by_id[config.id] for config in chosen)
     assert (branch["began_as"], trunk.get("began_as")) == (chosen[0].id, None)
     assert 0 < branch["seconds"] < trunk["seconds"]
 
@@ -432,7 +432,7 @@ def test_a_run_whose_trunk_diverged_is_trained_on_its_own(
     statuses, view = wave(small_table1(lr=1e30), tmp_path)
     assert statuses == dict.fromkeys(PAPERS, FINISHED)
     assert view.epochs() == dict.fromkeys(PAPERS, 1)
-    assert all(r.result["diverged_at"] == 1 for r in load_all(tmp_path)[0].values())
+    assert all(r.result["diverged_at"] == 1 for r in load_all(tmp_path)[0])
 
 
 @pytest.mark.gpu
@@ -448,29 +448,28 @@ def test_side_by_side_on_a_gpu(tmp_path: Path) -> None:
         for seed in (0, 1)
         for name in names
     ]
-    together = Setup(tmp_path / "together", device="cuda", workers=8)
+    together = here(tmp_path / "together", device="cuda", workers=8)
     outcomes = run_all([*chosen, broken()], together, "cuda")
     assert [o.status for o in outcomes] == [FINISHED] * len(chosen) + [FAILED]
-    alone = Setup(tmp_path / "alone", device="cuda")
+    alone = here(tmp_path / "alone", device="cuda")
     run_all(chosen, alone, "serial")
     for config in chosen:
-        a, b = load(together.folder(config)), load(alone.folder(config))
+        a, b = kept(together, config), kept(alone, config)
         assert a.result["train_loss"] == pytest.approx(b.result["train_loss"], rel=0.01)
         assert a.result["test_accuracy"] == pytest.approx(b.result["test_accuracy"], abs=0.02)
-        ours, theirs = (record.dynamics[-1]["weights"] for record in (a, b))
-        for name, seen in ours.items():  # of a replayed step
-            assert 0.5 < seen["angle"] / theirs[name]["angle"] < 2
+        for ours, theirs in zip(a.dynamics, b.dynamics, strict=True):  # of a replayed step
+            assert 0.5 < ours["angle"][-1] / theirs["angle"][-1] < 2
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_GPU, reason="needs a CUDA device")
 def test_a_shared_beginning_on_a_gpu_changes_nothing(tmp_path: Path) -> None:
     chosen = small_table1()
-    together, alone = (Setup(tmp_path / n, device="cuda", workers=8) for n in ("together", "alone"))
+    together, alone = (here(tmp_path / n, device="cuda", workers=8) for n in ("together", "alone"))
     run_all(chosen, together, "cuda")
     for config in chosen:
         run_all([config], alone, "cuda")
-        a, b = load(together.folder(config)), load(alone.folder(config))
+        a, b = kept(together, config), kept(alone, config)
         assert a.result["weights_sha256"] == b.result["weights_sha256"]
 
 
@@ -485,7 +484,7 @@ def test_a_gpu_wave_stops_with_checkpoints_when_asked(tmp_path: Path) -> None:
         "from adamo_lab.records import RunConfig\n"
         "hyper = settings('digits', 'adamo')\n"
         "config = RunConfig('digits', 'adamo', 0, 100000, hyper, {})\n"
-        f"setup = Setup(Path({str(tmp_path)!r}), device='cuda')\n"
+        f"setup = Setup(Path({str(tmp_path)!r}), 'runs', device='cuda')\n"
         "print(run_all([config], setup, 'cuda')[0].status)\n"
     )
     command = ["timeout", "-s", "TERM", "60", sys.executable, "-c", code]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 
 from adamo_lab import landscape as subject
 from adamo_lab import train
+from adamo_lab.engines import Setup, run_all
 from adamo_lab.errors import LabError
-from adamo_lab.landscape import gradient_norm_variation, landscape
-from adamo_lab.records import FINISHED, RunConfig, load
+from adamo_lab.landscape import draw_for, gradient_norm_variation, landscape
+from adamo_lab.records import RunConfig, forget, shape
 from adamo_lab.tasks.base import Batch, Phase, Task
 
 CURVATURE = torch.tensor([1.0, 3.0, 10.0, 30.0, 0.3, 0.1])
@@ -79,12 +79,20 @@ def quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "task_class", lambda name: Quadratic)
 
 
-def run(folder: Path, optimizer: str, **changes: Any) -> Path:
+Runs = dict[Path, RunConfig]
+
+
+def run(folder: Path, optimizer: str, **changes: Any) -> Runs:
+    """A trained run by its folder."""
     hyper = {"sgd": {"lr": 0.02, "momentum": 0.5}}.get(optimizer, {"lr": 0.1})
     known: dict[str, Any] = {"task": "quadratic", "options": {"snapshots": True}, "epochs": 12}
     config = RunConfig(optimizer=optimizer, hyper=hyper, **{"seed": 0, **known, **changes})
     train.train(config, folder / config.id)
-    return folder / config.id
+    return {folder / config.id: config}
+
+
+def both(folder: Path, *names: str, **changes: Any) -> Runs:
+    return {k: v for name in names for k, v in run(folder, name, **changes).items()}
 
 
 def stacked(folders: list[Path]) -> Tensor:
@@ -97,10 +105,11 @@ def test_plane_and_losses_equal_the_closed_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subject, "SLICE", 4)  # two slices of six weights
-    folders = sorted((run(tmp_path, name) for name in ("sgd", "adam")), key=lambda f: f.name)
+    runs = both(tmp_path, "sgd", "adam")
+    folders = sorted(runs, key=lambda f: f.name)
     seen: list[tuple[int, int]] = []
-    record = landscape(folders, tmp_path / "out", points=9, progress=lambda *n: seen.append(n))
-    arrays = record.arrays
+    record = landscape(runs, points=9, progress=lambda *n: seen.append(n))
+    arrays = {name: torch.tensor(x, dtype=torch.float64) for name, x in record.arrays.items()}
     paths = stacked(folders)
     mean = paths.mean(0)
     _, values, directions = torch.linalg.svd(paths - mean, full_matrices=False)
@@ -108,65 +117,66 @@ def test_plane_and_losses_equal_the_closed_form(
     variance = values.square() / values.square().sum()
     assert record.result["explained_variance"] == pytest.approx(variance[:2].tolist(), rel=1e-5)
     order = [f.name.split("-")[1] for f in folders]
-    found = torch.cat([torch.from_numpy(arrays[f"path_{name}"]) for name in order])
+    found = torch.cat([arrays[f"path_{name}"] for name in order])
     expected = (paths - mean) @ directions[:2].T
     for axis in (0, 1):  # up to the sign of a direction
         sign = torch.sign((found[:, axis] * expected[:, axis]).sum())
         directions[axis] *= sign
-        torch.testing.assert_close(found[:, axis], sign * expected[:, axis], rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[:, axis], sign * expected[:, axis], rtol=1e-4, atol=1e-4)
         assert found[:, axis].abs().max() == found[:, axis].max()
 
-    xs, ys = torch.from_numpy(arrays["xs"]), torch.from_numpy(arrays["ys"])
+    xs, ys = arrays["xs"], arrays["ys"]
     points = mean + xs.view(1, -1, 1) * directions[0] + ys.view(-1, 1, 1) * directions[1]
-    torch.testing.assert_close(
-        torch.from_numpy(arrays["loss"]), analytic(points), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(arrays["loss"], analytic(points), rtol=1e-3, atol=1e-3)
     assert arrays["loss"].shape == (9, 9)
     for axis, grid in ((0, xs), (1, ys)):
         width = found[:, axis].max() - found[:, axis].min()
-        assert grid[0].item() == pytest.approx((found[:, axis].min() - 0.15 * width).item())
-        assert grid[-1].item() == pytest.approx((found[:, axis].max() + 0.15 * width).item())
+        assert grid[0].item() == pytest.approx(
+            (found[:, axis].min() - 0.15 * width).item(), rel=1e-4
+        )
+        assert grid[-1].item() == pytest.approx(
+            (found[:, axis].max() + 0.15 * width).item(), rel=1e-4
+        )
     assert seen[0] == (1, 81)
     assert seen[-1] == (81, 81)
 
 
 @pytest.mark.usefixtures("quadratic")
-def test_a_finished_record_is_not_made_again(
+def test_a_study_has_one_landscape_and_then_no_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = [run(tmp_path, name) for name in ("sgd", "adam")]
-    first = landscape(folders, tmp_path / "out", points=3)
-    assert first.folder is not None
-    again = load(first.folder)
-    assert again.config == first.config
-    assert again.status == FINISHED
-    assert again.config.task == "landscape"
-    assert again.config.optimizer == "all"
-    assert again.result["runs"] == sorted(f.name for f in folders)
+    setup = Setup(tmp_path, "fig2")
+    hyper = {"sgd": {"lr": 0.02}, "adam": {"lr": 0.1}}
+    configs = [
+        RunConfig("quadratic", name, seed, 12, hyper[name], {"snapshots": True})
+        for seed in (0, 1)
+        for name in hyper
+    ]
+    run_all(configs, setup, "serial")
+    assert len([*tmp_path.rglob("*.pt")]) == 4 * 13
+    first = draw_for(configs, setup, lambda *_: None)
+    assert (first.config.task, first.config.optimizer) == ("landscape", "all")
+    assert first.result["runs"] == sorted(c.id for c in configs if c.seed == 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["fig2.jsonl.gz"]
     monkeypatch.setattr(subject, "evaluate", lambda *_: pytest.fail("computed again"))
-    for folder in folders:  # which a clone has not got
-        shutil.rmtree(folder / "snapshots")
-    second = landscape(folders[::-1], tmp_path / "out", points=3)
-    np.testing.assert_array_equal(first.arrays["loss"], second.arrays["loss"])
+    assert draw_for(configs[::-1], setup, lambda *_: None).arrays == first.arrays
+    forget(setup.file, {first.id})
+    with pytest.raises(LabError, match=r"the snapshots of .* are gone; delete .*fig2"):
+        draw_for(configs, setup, lambda *_: None)
 
 
 @pytest.mark.parametrize("model", ["embedding", "one-hot"])
 def test_a_task_of_the_lab(tmp_path: Path, model: str) -> None:
     options = {"p": 7, "width": 8, "batch": 8, "snapshots": True, "watch": True, "model": model}
-    folders = [
-        run(tmp_path, name, task="grokking", epochs=6, options=options)
-        for name in ("adamw", "adamo")
-    ]
-    record = landscape(folders, tmp_path / "out", points=5)
-    assert record.arrays["loss"].shape == (5, 5)
-    assert np.isfinite(record.arrays["loss"]).all()
-    assert record.arrays["path_adamo"].shape == (7, 2)  # and where it started
+    record = landscape(
+        both(tmp_path, "adamw", "adamo", task="grokking", epochs=6, options=options), points=5
+    )
+    assert shape(record.arrays["loss"]) == (5, 5)
+    assert np.isfinite(np.array(record.arrays["loss"], dtype=float)).all()
+    assert shape(record.arrays["path_adamo"]) == (7, 2)  # and where it started
     np.testing.assert_allclose(record.arrays["path_adamw"][0], record.arrays["path_adamo"][0])
     a, b = record.result["explained_variance"]
     assert 1 >= a + b > a >= b > 0
-    variation = gradient_norm_variation(load(folders[0]).metrics)
-    assert variation is not None
-    assert 0 < variation < 2
 
 
 def test_batchnorm_uses_the_statistics_of_the_batch() -> None:
@@ -179,35 +189,30 @@ def test_batchnorm_uses_the_statistics_of_the_batch() -> None:
 
 @pytest.mark.usefixtures("quadratic")
 def test_a_path_ends_where_it_ceases_to_be_finite(tmp_path: Path) -> None:
-    folders = [run(tmp_path, name) for name in ("sgd", "adam")]
-    file = sorted((folders[0] / "snapshots").glob("*.pt"))[7]
+    runs = both(tmp_path, "sgd", "adam")
+    file = sorted((next(iter(runs)) / "snapshots").glob("*.pt"))[7]
     torch.save(torch.full((6,), torch.nan), file)
-    record = landscape(folders, tmp_path / "out", points=3)
-    assert record.arrays["path_sgd"].shape == (7, 2)
+    assert shape(landscape(runs, points=3).arrays["path_sgd"]) == (7, 2)
 
 
 @pytest.mark.usefixtures("quadratic")
 def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
-    sgd, other_seed = run(tmp_path, "sgd"), run(tmp_path, "adam", seed=1)
-    cases = {
-        "at least one run": [],
-        "holds no finished run": [tmp_path / "nowhere"],
-        "in more than its optimizer": [sgd, other_seed],
-        "no finite snapshots": [run(tmp_path, "adam", options={})],
-        "lie on one line": [run(tmp_path, "adam", epochs=1)],
+    sgd = run(tmp_path, "sgd")
+    cases: dict[str, Runs] = {
+        "at least one run": {},
+        "in more than its optimizer": sgd | run(tmp_path, "adam", seed=1),
+        "no finite snapshots": run(tmp_path, "adam", options={}),
+        "lie on one line": run(tmp_path, "adam", epochs=1),
+        "one run of each optimizer, got sgd, sgd": sgd | run(tmp_path / "copy", "sgd"),
     }
-    for message, folders in cases.items():
+    for message, runs in cases.items():
         with pytest.raises(LabError, match=message):
-            landscape(folders, tmp_path / "out", points=3)
+            landscape(runs, points=3)
     with pytest.raises(LabError, match="points must be at least 2, got 1"):
-        landscape([sgd], tmp_path / "out", points=1)
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    with pytest.raises(LabError, match="one run of each optimizer, got sgd, sgd"):
-        landscape([sgd, run(copy, "sgd")], tmp_path / "out")
-    (sgd / "snapshots" / "000003.pt").write_bytes(b"nothing")
+        landscape(sgd, points=1)
+    (next(iter(sgd)) / "snapshots" / "000003.pt").write_bytes(b"nothing")
     with pytest.raises(LabError, match=r"000003.pt cannot be read"):
-        landscape([sgd], tmp_path / "out", points=3)
+        landscape(sgd, points=3)
 
 
 def test_gradient_norm_variation() -> None:

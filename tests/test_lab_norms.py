@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from adamo_lab.engines import Setup, run_all
+from adamo_lab.engines import Setup, Views, train_safely
 from adamo_lab.errors import LabError
 from adamo_lab.norms import WINDOW, Norms
 from adamo_lab.optimizers import settings
-from adamo_lab.records import RunConfig, load
-from adamo_lab.studies.base import Request
-from adamo_lab.studies.premise import PREMISE, TASKS
+from adamo_lab.records import FINISHED, RunConfig, load
+from adamo_lab.side_by_side import run_cuda
+from adamo_lab.studies import STUDIES, Request
 from adamo_lab.train import NORMS, Stopped, train
 
 
@@ -127,7 +127,7 @@ def test_a_watched_run_is_the_same_run(tmp_path: Path) -> None:
     assert a.result["weights_sha256"] == b.result["weights_sha256"]
     assert 0 <= a.result["way_undone"] < 1
     assert 0 < a.result["radial_share"] < 1
-    assert a.dynamics[-1]["weights"]["6.weight"]["radial_share"] > 0.01
+    assert {row["weight"]: row["radial_share"][-1] for row in a.dynamics}["6.weight"] > 0.01
     assert "way_undone" not in b.result
 
 
@@ -147,17 +147,18 @@ def test_there_is_nothing_else_to_watch(tmp_path: Path) -> None:
 
 
 def test_the_studies_watch_every_run() -> None:
-    assert [study.name for study in PREMISE] == [f"premise-{task}" for task in TASKS]
-    for study in PREMISE:
-        assert all(run.options["watch"] == NORMS for run in study.runs(Request((0,))))
+    found = [study for name, study in STUDIES.items() if name.startswith("premise-")]
+    assert len(found) == 3
+    for study in found:
+        assert all(run.options["watch"] == NORMS for run in study.configs(Request((0,))))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_captured_step_counts_too(tmp_path: Path) -> None:
-    captured, plain = (Setup(tmp_path / engine, device="cuda") for engine in ("cuda", "serial"))
-    run_all([watched(6)], captured, "cuda")
-    run_all([watched(6)], plain, "serial")
-    a, b = (load(setup.folder(watched(6))).result for setup in (captured, plain))
+    captured, plain = (Setup(tmp_path, engine, device="cuda") for engine in ("cuda", "serial"))
+    assert train_safely(watched(6), plain, lambda *_: None).status == FINISHED
+    run_cuda([watched(6)], captured, Views())
+    (a,), (b,) = ([r.result for r in load(setup.file)[0]] for setup in (captured, plain))
     assert a["way_a_step"] == pytest.approx(b["way_a_step"], rel=0.05)
     assert a["radial_share"] == pytest.approx(b["radial_share"], rel=0.05)
