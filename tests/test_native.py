@@ -268,7 +268,7 @@ def test_gradients_may_be_wider_than_the_parameter() -> None:
         optimizer = optimizer_on(parameters([(33, 31)], torch.bfloat16))
         train(optimizer, 1, lambda _: None)
         (work,) = native_works(optimizer)
-        work.blocks[0].g = work.blocks[0].sampled = work.blocks[0].g.to(dtype)
+        work.lists["g"][0] = work.lists["slices"][0] = work.lists["g"][0].to(dtype)
         work.run()
         ends.append(optimizer)
     assert_same_bits(*ends)
@@ -520,15 +520,15 @@ def test_what_it_does_not_support(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def break_slots(work: Any) -> None:
-    work.blocks[0].member = 99
+    work.lists["columns"][0] = 99
 
 
 def break_kind(work: Any) -> None:
-    work.blocks[0].w = "no tensor"
+    work.lists["w"][0] = "no tensor"
 
 
 def break_state(work: Any) -> None:
-    work.blocks[0].m = work.blocks[0].m.double()
+    work.lists["m"][0] = work.lists["m"][0].double()
 
 
 def break_memory(work: Any) -> None:
@@ -536,7 +536,7 @@ def break_memory(work: Any) -> None:
 
 
 def break_record(work: Any) -> None:
-    work.bucket.plan = torch.zeros(len(RECORD), 3, dtype=torch.float64)
+    work.plan.record = torch.zeros(len(RECORD), 3, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from oracle import (
     train,
 )
 
-TORCH_CALLS: list[dict[str, bool]] = [{"foreach": False}, {"foreach": True}]
-BACKENDS = [*TORCH_CALLS]
+BACKENDS: list[dict[str, bool]] = [{"foreach": False}, {"foreach": True}]
 if not isinstance(native.kernel(), str):  # built; tests/test_native.py insists where it can be
     BACKENDS.append({"fused": True})
 pytestmark = [
@@ -32,16 +31,12 @@ pytestmark = [
 ]
 
 
-def backends_of(case: Case) -> list[dict[str, bool]]:
-    return TORCH_CALLS if case.options.get("block") == "row" else BACKENDS
-
-
 @pytest.mark.parametrize("case", [*CASES, *ROW_CASES], ids=lambda case: case.name)
 def test_adamo_agrees_in_float64(case: Case) -> None:
     by_row = case.options.get("block") == "row"  # whose reference goes over the rows one by one
     steps = 12 if case.ill_conditioned else 100 if by_row else 200
     expected = expected_end(case, torch.float64, steps)
-    for backend in backends_of(case):
+    for backend in BACKENDS:
         actual = train(adamo_for(case, torch.float64, **backend), steps)
         compare(actual, expected, RELATIVE[torch.float64])
 
@@ -49,7 +44,7 @@ def test_adamo_agrees_in_float64(case: Case) -> None:
 @pytest.mark.parametrize(("case", "dtype"), in_lower_precision([*CASES, *ROW_CASES]))
 def test_adamo_agrees_to_rounding_in_lower_precision(case: Case, dtype: torch.dtype) -> None:
     expected = expected_end(case, dtype, 40)
-    for backend in backends_of(case):
+    for backend in BACKENDS:
         compare(train(adamo_for(case, dtype, **backend), 40), expected, RELATIVE[dtype])
 
 

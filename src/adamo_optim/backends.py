@@ -26,8 +26,9 @@ def choose(p: Tensor, group: dict[str, Any], name: str, by_row: bool = False) ->
     whole, p = p, local(p)
     fused, foreach, note = group["fused"], group["foreach"], ""
     if fused or (fused is None and foreach is None):
-        note = "the fused kernels know no block='row'" if by_row else why_not_fused(p)
-        note = note or scattered_bits(whole, group) or scattered_rows(p, group)
+        note = why_not_fused(p) or scattered_bits(whole, group) or scattered_rows(p, group, by_row)
+        if by_row and is_sharded(whole):
+            note = "the fused kernels know no block='row' of DTensors"
         if not note:
             return "fused", ""
         if fused:
@@ -55,10 +56,13 @@ def scattered_bits(p: Tensor, group: dict[str, Any]) -> str:
     return ""
 
 
-def scattered_rows(p: Tensor, group: dict[str, Any]) -> str:
-    """The CUDA kernels find the slice of "sampled" by its first place in memory."""
-    rows_apart = p.dim() > 1 and p.shape[0] > 1 and p.stride(0) != p.numel() // p.shape[0]
-    if group["previous_gradient"] == "sampled" and rows_apart and p.device.type == "cuda":
+def scattered_rows(p: Tensor, group: dict[str, Any], by_row: bool) -> str:
+    """A row that is a block, and on CUDA the slice of "sampled", must be one piece of memory."""
+    if p.dim() < 2 or p.shape[0] < 2 or p.stride(0) == p.numel() // p.shape[0]:
+        return ""
+    if by_row:
+        return "the rows that block='row' updates one by one are scattered in this layout"
+    if group["previous_gradient"] == "sampled" and p.device.type == "cuda":
         return "the rows that previous_gradient='sampled' keeps are scattered in this layout"
     return ""
 

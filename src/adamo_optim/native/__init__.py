@@ -13,15 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..blocks import Blocks, block_of
-from ..buckets import Bucket
-from ..dtensor import local
+from ..dtensor import as_real, local
 from ..geometry import is_dense
 
 DTYPES = (
@@ -60,6 +59,25 @@ def unsupported(p: Tensor) -> str:
     return module if isinstance(module, str) else ""
 
 
+class Plan:
+    """What steps of a bucket have in common: the record, and lists with an entry per parameter."""
+
+    def __init__(self, bucket: Any) -> None:
+        shape = (len(bucket.RECORD), bucket.blocks)
+        self.record = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        self.buffers = [[state.get(key) for state in bucket.states] for key in bucket.BUFFERS]
+        self.in_place = bucket.mesh is None and not any(p.is_complex() for p in bucket.params)
+        starts = zip(accumulate([0, *bucket.sizes]), bucket.rows_here, strict=False)
+        self.columns = [start + first for start, (_, first) in starts]
+        self.blocks = [1 if rows is None else rows for rows, _ in bucket.rows_here]
+
+    def real(self, tensors: list[Any]) -> list[Any]:
+        """This rank's tensors, complex ones as pairs of real numbers; None stays None."""
+        if self.in_place:
+            return tensors
+        return [None if x is None else as_real(local(x)) for x in tensors]
+
+
 class Native(ABC):
     """A step of a bucket in the native kernel; all of it at once or, sharded, pass by pass.
 
@@ -79,26 +97,26 @@ class Native(ABC):
         found_inf: Tensor | None = None,
     ) -> None:
         self.bucket = bucket
-        self.blocks = self.blocks_of(bucket, grads)
+        if bucket.plan is None:
+            bucket.plan = Plan(bucket)
+        self.plan: Plan = bucket.plan
+        self.lists = self.lists_of(self.plan.real(bucket.params), self.plan.real(grads))
+        if not all(bucket.takes_part):
+            here = [i for i, takes_part in enumerate(bucket.takes_part) if takes_part]
+            self.lists = {name: [x[i] for i in here] for name, x in self.lists.items()}
         self.settings = bucket.table.matrix_of(options).contiguous()
         self.skipped = found_inf is not None and bool(found_inf.item())
         self.inverse_scale = 1.0  # rounded as GradScaler.unscale_ does
         if grad_scale is not None:
             self.inverse_scale = float(grad_scale.double().reciprocal().float())
         self.passed = 0
-        if bucket.plan is None:
-            shape = (len(bucket.RECORD), bucket.blocks)
-            bucket.plan = torch.zeros(shape, dtype=torch.float64, device="cpu")
 
     @abstractmethod
-    def blocks_of(self, bucket: Any, grads: list[Tensor | None]) -> Blocks: ...
+    def lists_of(self, w: list[Tensor], g: list[Tensor | None]) -> dict[str, list[Any]]:
+        """What the kernel takes of every parameter, in its order."""
 
     @abstractmethod
     def function(self, module: Any) -> Callable[..., list[int]]: ...
-
-    @abstractmethod
-    def lists(self) -> list[list[Any]]:
-        """What the kernel takes of every block."""
 
     @torch._disable_dynamo
     @torch.no_grad()
@@ -109,42 +127,42 @@ class Native(ABC):
 
     def begin(self) -> Tensor:
         self.call_in_layout(REDUCE)
-        return self.bucket.plan[self.SUMS[0]].T.clone()
+        return self.plan.record[self.SUMS[0]].T.clone()
 
     def proceed(self, rows: Tensor, active: Tensor) -> Tensor | None:
-        bucket, flags = self.bucket, active.tolist()
-        bucket.plan[self.SUMS[self.passed]] = rows.T
+        record, flags = self.plan.record, active.tolist()
+        record[self.SUMS[self.passed]] = rows.T
         self.passed += 1
-        self.call(self.PHASES[self.passed], [flags[block.member] for block in self.blocks])
+        self.call(self.PHASES[self.passed], [flags[column] for column in self.lists["columns"]])
         if self.passed < len(self.SUMS):
-            return bucket.plan[self.SUMS[self.passed]].T.clone()
+            return record[self.SUMS[self.passed]].T.clone()
         self.finish()
         return None
 
     def finish(self) -> None:
-        torch.autograd.graph.increment_version([block.w for block in self.blocks])
-        self.bucket.last = self.bucket.plan.clone
+        torch.autograd.graph.increment_version(self.lists["w"])
+        self.bucket.last = self.plan.record.clone
 
     def call_in_layout(self, phase: int) -> None:
         """Run the kernel, after bringing gradients that differ in layout into their parameter's."""
         odd = self.call(phase)
-        if odd:
-            for i in odd:
-                block = self.blocks[i]
-                block.g = copy_like(block.g, block.w)
-                if block.previous is not None and block.sampled is not None:
-                    block.sampled = copy_like(block.sampled, block.previous)
-            odd = self.call(phase)
-        if odd:
-            names = ", ".join(self.bucket.names[self.blocks[i].member] for i in odd)
+        for i in odd:
+            self.lay_out(i)
+        if odd and (odd := self.call(phase)):
+            here = [
+                self.bucket.names[self.plan.columns.index(self.lists["columns"][i])] for i in odd
+            ]
+            names = ", ".join(here)
             raise RuntimeError(f"the state of {names} no longer has the layout it was made with")
 
+    def lay_out(self, i: int) -> None:
+        self.lists["g"][i] = copy_like(self.lists["g"][i], self.lists["w"][i])
+
     def call(self, phase: int, active: list[bool] | None = None) -> list[int]:
-        """Run the kernel; or nothing, if it names blocks whose tensors differ in layout."""
-        bucket, threads = self.bucket, torch.get_num_threads()
-        matrices = (self.settings, bucket.traits, bucket.memory, bucket.plan)
-        how = (self.inverse_scale, threads, phase, active or [])
-        return self.function(kernel())(*self.lists(), *matrices, *how)
+        """Run the kernel; or nothing, if it names parameters whose tensors differ in layout."""
+        matrices = (self.settings, self.bucket.traits, self.bucket.memory, self.plan.record)
+        how = (self.inverse_scale, torch.get_num_threads(), phase)
+        return self.function(kernel())(*self.lists.values(), active or [], *matrices, *how)
 
 
 class Work(Native):
@@ -153,15 +171,28 @@ class Work(Native):
     PHASES = (REDUCE, MOMENTS, APPLY)
     SUMS = (slice(0, 5), slice(5, 7))
 
-    def blocks_of(self, bucket: Any, grads: list[Tensor | None]) -> Blocks:
-        return bucket.blocks_of(grads)
+    def lists_of(self, w: list[Tensor], g: list[Tensor | None]) -> dict[str, list[Any]]:
+        bucket, plan = self.bucket, self.plan
+        m, v, previous = map(plan.real, plan.buffers)
+        seeds = zip(bucket.seeds, bucket.stochastic, strict=True)
+        return {
+            **{"w": w, "g": g, "m": m, "v": v, "previous": previous},
+            "slices": list(map(slice_of, g, bucket.rows)) if any(bucket.rows) else list(g),
+            **{"columns": plan.columns, "blocks": plan.blocks},
+            "seeds": [seed if drawn else None for seed, drawn in seeds],
+            "ratios": bucket.ratios,
+        }
+
+    def lay_out(self, i: int) -> None:
+        g, like = self.lists["g"][i], self.lists["previous"][i]
+        super().lay_out(i)
+        if self.lists["slices"][i] is g:
+            self.lists["slices"][i] = self.lists["g"][i]
+        elif like is not None:
+            self.lists["slices"][i] = copy_like(self.lists["slices"][i], like)
 
     def function(self, module: Any) -> Callable[..., list[int]]:
         return module.step
-
-    def lists(self) -> list[list[Any]]:
-        names = ("w", "g", "m", "v", "previous", "sampled", "member", "seed", "ratio")
-        return [[getattr(block, name) for block in self.blocks] for name in names]
 
 
 class TurnWork(Native):
@@ -170,19 +201,17 @@ class TurnWork(Native):
     PHASES = (REDUCE, APPLY)
     SUMS = (slice(0, 4),)
 
-    def blocks_of(self, bucket: Bucket, grads: list[Tensor | None]) -> Blocks:
-        blocks = Blocks(bucket.dtype, bucket.sizes)
-        for i, (member, g) in enumerate(zip(bucket.members, grads, strict=True)):
-            if g is not None:
-                blocks.append(block_of(i, local(member.p), g, bucket.local_state(member)))
-        return blocks
+    def lists_of(self, w: list[Tensor], g: list[Tensor | None]) -> dict[str, list[Any]]:
+        (m,) = map(self.plan.real, self.plan.buffers)
+        return {"w": w, "g": g, "m": m, "columns": self.plan.columns}
 
     def function(self, module: Any) -> Callable[..., list[int]]:
         return module.turn
 
-    def lists(self) -> list[list[Any]]:
-        names = ("w", "g", "m", "member")
-        return [[getattr(block, name) for block in self.blocks] for name in names]
+
+def slice_of(g: Tensor | None, rows: tuple[int, int] | None) -> Tensor | None:
+    """The part of a gradient that its g⁻ is of."""
+    return g if g is None or rows is None else g.narrow(0, *rows)
 
 
 def copy_like(x: Tensor, like: Tensor) -> Tensor:

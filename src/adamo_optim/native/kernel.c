@@ -1,9 +1,9 @@
-/* One step on the CPU for a list of blocks. AdamO: pass 1, law, pass 2, law, pass 3. A weight that
-   turns: pass 1, law, pass 2.
+/* One step on the CPU for a list of parameters. AdamO: pass 1, law, pass 2, law, pass 3. A weight
+   that turns: pass 1, law, pass 2. The law is that of a block: a parameter, or each of its rows.
 
-   A small block goes through all of it on one thread, so that its later passes find it in cache.
-   A large one is split into chunks, which the threads take one by one; whoever finishes the last
-   chunk of a pass applies the law and opens the next pass, and nobody waits while another block
+   Rows and small parameters go through all of it on one thread, while they are in its cache.
+   A large block is split into chunks, which the threads take one by one; whoever finishes the last
+   chunk of a pass applies the law and opens the next pass, and nobody waits while another parameter
    has something to do. Sums are kept per chunk and added in the order of the chunks: the result
    is the same, bit for bit, for any number of threads and any instruction set.
 
@@ -30,25 +30,27 @@
 #include "threads.h"
 
 enum {
-    LANES = 8,         /* partial sums of an inner product */
-    TILE = 128,        /* elements that a pass handles at a time; a multiple of LANES */
-    CHUNK = 16384,     /* elements of a task, and of one term in a total; a multiple of TILE */
-    WHOLE = 4,         /* a block of at most this many chunks is a single task */
-    SUMS = 5,          /* what pass 1 reduces: the first fields of a row, ww to mw */
-    PRODUCTS = 2,      /* what pass 2 reduces: uw and uu */
-    TURN_SUMS = 4,     /* what pass 1 reduces of a weight that turns: ww to mm */
+    LANES = 8,      /* partial sums of an inner product */
+    TILE = 128,     /* entries that a pass handles at a time; a multiple of LANES */
+    CHUNK = 16384,  /* entries of a task, and of one term in a total; a multiple of TILE */
+    WHOLE = 4,      /* a block of more chunks than these is split */
+    SUMS = 5,       /* what pass 1 reduces: the first fields of a row, ww to mw */
+    PRODUCTS = 2,   /* what pass 2 reduces: uw and uu */
+    TURN_SUMS = 4,  /* what pass 1 reduces of a weight that turns: ww to mm */
 };
 
-/* ---- blocks and chunks ------------------------------------------------------------------------ */
+static inline int64_t min(int64_t x, int64_t y)
+{
+    return x < y ? x : y;
+}
 
-typedef struct {
-    void *data;
-    Type type;
-} Array;
+static inline int64_t max(int64_t x, int64_t y)
+{
+    return x > y ? x : y;
+}
 
-typedef struct Passes Passes;
+/* ---- the numbers of one block ------------------------------------------------------------------ */
 
-/* The numbers of one block, all of them doubles: they are copied from and to columns of matrices. */
 typedef struct {
     Options options;
     Traits traits;
@@ -63,58 +65,91 @@ typedef struct {
     TurnRow row;
 } Turning;
 
+/* All of them doubles, that are copied from and to columns of matrices. */
 typedef union {
     AdamO adamo;
     Turning turning;
     double numbers[sizeof(AdamO) / sizeof(double)];
 } Law;
 
+/* A row for each number, a column for each block. */
+enum { OPTIONS, TRAITS, MEMORY, RECORD, MATRICES };
+
+typedef struct {
+    int64_t columns;
+    int64_t rows[MATRICES]; /* how many numbers of a block each holds, in the order of Law */
+    double *data[MATRICES];
+} Table;
+
+/* The numbers in the matrices from `first` on to before `end`. */
+static void gather(const Table *table, int64_t column, int first, int end, Law *law)
+{
+    double *number = law->numbers;
+    for (int k = 0; k < end; number += table->rows[k++])
+        for (int64_t row = 0; k >= first && row < table->rows[k]; row++)
+            number[row] = table->data[k][row * table->columns + column];
+}
+
+/* What a step changes: memory and record. */
+static void scatter(const Table *table, int64_t column, const Law *law)
+{
+    const double *number = law->numbers + table->rows[OPTIONS] + table->rows[TRAITS];
+    for (int k = MEMORY; k < MATRICES; k++)
+        for (int64_t row = 0; row < table->rows[k]; row++)
+            table->data[k][row * table->columns + column] = *number++;
+}
+
+/* ---- parameters and their chunks ---------------------------------------------------------------- */
+
+typedef struct {
+    void *data;
+    Type type;
+} Array;
+
 typedef enum { REDUCE, MOMENTS, APPLY, DONE } Phase;
 
 typedef struct {
+    int64_t start, end; /* of entries, in the order of memory */
+} Span;
+
+typedef struct Member Member;
+
+/* One pass over at most CHUNK entries. `u` is room for as many numbers, which pass 2 leaves there
+   for pass 3; or NULL. */
+typedef void Pass(const Member *, const Law *, Span, void *u, double *sums);
+
+struct Member {
     Array w, g, m, v;
     Array previous, slice;          /* g⁻, and the part of g that it is of */
-    int64_t numel, slice_numel;     /* slice_numel = 0: no g⁻ */
+    int64_t slice_numel;            /* 0: no g⁻ */
     bool whole_previous;            /* the slice is g itself */
     double ratio_of_samples;        /* what κ of the slice is multiplied by */
     double inverse_scale;           /* what gradients are multiplied by */
     bool stochastic;                /* bfloat16 weights are rounded at random, */
     uint32_t number;                /* with this and the step count as the key */
 
+    int64_t blocks, length;         /* how many blocks it is, of how many entries each */
+    int64_t chunks;                 /* of a block */
+    int64_t column;                 /* of its first block, in the matrices */
+    bool active;                    /* it has a gradient on any rank */
     bool turns;                     /* which of the two optimizers it is updated by */
-    int64_t slot;                   /* its column in the matrices */
+    Pass *const *passes;            /* by phase */
+
+    int64_t per_task;               /* blocks of a task; 0: it is a single one, and split */
+    int64_t tasks, taken, finished; /* of a split one, of this phase. Guarded by the job's lock. */
+    Phase phase;                    /* of a split one */
     Law law;
-
-    const Passes *passes;
-    int64_t chunks;
     double *sums;                   /* per chunk */
-    Phase phase;
-    bool alone;                     /* this pass only: its sums are not the whole block's */
-    int64_t tasks, taken, finished; /* of this phase; 0 tasks: done. Guarded by the job's lock. */
-} Block;
-
-struct Passes {
-    void (*reduce)(const Block *, int64_t chunk, double *sums);
-    void (*moments)(const Block *, int64_t chunk, double *sums);
-    void (*apply)(const Block *, int64_t chunk);
-    void (*turn_reduce)(const Block *, int64_t chunk, double *sums);
-    void (*turn_apply)(const Block *, int64_t chunk);
 };
 
+/* The tiles of a span; past the last one, n <= 0. */
 typedef struct {
     int64_t start, n, end;
 } Range;
 
-static inline int64_t min(int64_t x, int64_t y)
+static inline Range first_tile(Span span)
 {
-    return x < y ? x : y;
-}
-
-/* The tiles of one chunk of an array; past the last one, n <= 0. */
-static inline Range first_tile(int64_t numel, int64_t chunk)
-{
-    const int64_t start = chunk * CHUNK, end = min(start + CHUNK, numel);
-    return (Range){start, min(TILE, end - start), end};
+    return (Range){span.start, min(TILE, span.end - span.start), span.end};
 }
 
 static inline Range next_tile(Range tile)
@@ -164,9 +199,10 @@ static inline Range next_tile(Range tile)
 #define DOUBLE 1
 #include "passes.h"
 
-static const Passes *const versions[][2] = {
-    {&passes_float_portable, &passes_double_portable},
-    {&passes_float_avx2, &passes_double_avx2},
+/* by instruction set, precision, optimizer and phase */
+static Pass *const (*const versions[][2])[DONE] = {
+    {passes_float_portable, passes_double_portable},
+    {passes_float_avx2, passes_double_avx2},
 };
 
 static int best_version(void)
@@ -174,7 +210,7 @@ static int best_version(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 #else
-static const Passes *const versions[][2] = {{&passes_float_portable, &passes_double_portable}};
+static Pass *const (*const versions[][2])[DONE] = {{passes_float_portable, passes_double_portable}};
 
 static int best_version(void)
 {
@@ -186,39 +222,13 @@ static int version; /* the one in use, an index into versions */
 
 /* ---- one block --------------------------------------------------------------------------------- */
 
-/* One chunk of the current pass. The second pass goes backwards: it starts with what the first one
-   left in cache. */
-static void run_chunk(const Block *block, int64_t chunk)
-{
-    const Passes *passes = block->passes;
-    const int64_t mirrored = block->chunks - 1 - chunk;
-    double *sums = block->sums + chunk * SUMS;
-    if (block->phase == REDUCE)
-        (block->turns ? passes->turn_reduce : passes->reduce)(block, chunk, sums);
-    else if (block->phase == MOMENTS)
-        passes->moments(block, mirrored, block->sums + mirrored * SUMS);
-    else if (block->turns)
-        passes->turn_apply(block, mirrored);
-    else
-        passes->apply(block, chunk);
-}
-
-/* Add up what a pass has summed, in the order of the chunks. */
-static void add_up(const Block *block, int count, double *totals)
-{
-    memset(totals, 0, (size_t)count * sizeof *totals);
-    for (int64_t chunk = 0; chunk < block->chunks; chunk++)
-        for (int i = 0; i < count; i++)
-            totals[i] += block->sums[chunk * SUMS + i];
-}
-
 /* The law that stands before a pass; false: the guard has decided that the block keeps its weight
    and its whole state. */
-static bool apply_law(Block *block, Phase next, bool active)
+static bool apply_law(Law *law, bool turns, Phase next, bool active)
 {
-    AdamO *a = &block->law.adamo;
-    Turning *t = &block->law.turning;
-    if (block->turns) {
+    AdamO *a = &law->adamo;
+    Turning *t = &law->turning;
+    if (turns) {
         t->row.active = active;
         turn_law(&t->options, &t->traits, &t->memory, &t->row, active);
         return active;
@@ -233,58 +243,81 @@ static bool apply_law(Block *block, Phase next, bool active)
     return a->row.live > 0;
 }
 
-static Phase after(const Block *block)
+/* The first pass that a call is for, after the law that it needs. `only`: a pass alone, or DONE. */
+static Phase begin(const Member *member, Law *law, Phase only)
 {
-    return block->turns && block->phase == REDUCE ? APPLY : block->phase + 1;
+    if (only == REDUCE || only == DONE)
+        return REDUCE;
+    return apply_law(law, member->turns, only, member->active) ? only : DONE;
 }
 
-/* What the current pass has summed, and on to the next one. */
-static void end_pass(Block *block)
+/* What a pass has summed in each of `chunks` chunks, and on to the next pass. */
+static Phase proceed(
+    const Member *member, Law *law, Phase phase, Phase only, const double *sums, int64_t chunks)
 {
-    AdamO *a = &block->law.adamo;
-    if (block->phase == REDUCE && block->turns) {
-        add_up(block, TURN_SUMS, &block->law.turning.row.ww);
-    } else if (block->phase == REDUCE) {
-        add_up(block, SUMS, &a->row.ww);
-        a->row.kappa *= block->ratio_of_samples;
-    } else if (block->phase == MOMENTS) {
-        add_up(block, PRODUCTS, &a->row.uw);
+    Row *row = &law->adamo.row;
+    double *totals = member->turns ? &law->turning.row.ww : phase == REDUCE ? &row->ww : &row->uw;
+    const int count = phase == APPLY ? 0 : phase == MOMENTS ? PRODUCTS
+        : member->turns ? TURN_SUMS : SUMS;
+    for (int i = 0; i < count; i++) {
+        totals[i] = 0;
+        for (int64_t chunk = 0; chunk < chunks; chunk++)
+            totals[i] += sums[chunk * SUMS + i];
     }
-    const Phase next = block->alone ? DONE : after(block);
-    block->phase = next == DONE || apply_law(block, next, true) ? next : DONE;
+    if (phase == REDUCE && !member->turns)
+        row->kappa *= member->ratio_of_samples;
+    const Phase next = member->turns && phase == REDUCE ? APPLY : phase + 1;
+    return only == DONE && next != DONE && apply_law(law, member->turns, next, true) ? next : DONE;
 }
 
-static void run_whole(Block *block)
+static Span chunk_of(const Member *member, int64_t block, int64_t chunk)
 {
-    while (block->phase != DONE) {
-        for (int64_t chunk = 0; chunk < block->chunks; chunk++)
-            run_chunk(block, chunk);
-        end_pass(block);
+    const int64_t start = block * member->length, inside = chunk * CHUNK;
+    return (Span){start + inside, start + min(inside + CHUNK, member->length)};
+}
+
+/* The passes over a block that is not split. */
+static void run_block(const Member *member, int64_t block, Law *law, Phase only)
+{
+    double u[CHUNK], total[SUMS], sums[SUMS] = {0};
+    void *kept = member->chunks == 1 && only == DONE ? u : NULL;
+    for (Phase phase = begin(member, law, only); phase != DONE;) {
+        memset(total, 0, sizeof total);
+        for (int64_t i = 0; i < member->chunks; i++) {
+            /* every second pass goes backwards: it starts with what is still in cache */
+            const int64_t chunk = phase == MOMENTS ? member->chunks - 1 - i : i;
+            member->passes[phase](member, law, chunk_of(member, block, chunk), kept, sums);
+            for (int k = 0; k < SUMS && phase != APPLY; k++)
+                total[k] += sums[k];
+        }
+        phase = proceed(member, law, phase, only, total, 1);
     }
 }
 
-/* ---- all blocks on all threads ------------------------------------------------------------------ */
+/* ---- all parameters on all threads --------------------------------------------------------------- */
 
 typedef struct {
-    Block **queue;        /* large blocks first: small ones fill the gaps at the end */
-    int64_t count, first; /* the blocks before `first` are done */
+    const Table *table;
+    Phase only;           /* a pass alone, or DONE: all of them */
+    Member **queue;       /* split ones first: the others fill the gaps at the end */
+    int64_t count, first; /* those before `first` are done */
     fenv_t environment;   /* of the caller: rounding, flushing of denormals */
     pthread_mutex_t lock;
     pthread_cond_t progress;
 } Job;
 
-/* The next task: a block and, if it is split, its next chunk. NULL: all is done. */
-static Block *take(Job *job, int64_t *chunk)
+/* The next task: a parameter, and which of its tasks. NULL: all is done. */
+static Member *take(Job *job, int64_t *task)
 {
     for (;;) {
         bool all_done = true;
         for (int64_t i = job->first; i < job->count; i++) {
-            Block *block = job->queue[i];
-            if (block->taken < block->tasks) {
-                *chunk = block->taken++;
-                return block;
+            Member *member = job->queue[i];
+            if (member->taken < member->tasks) {
+                *task = member->taken++;
+                return member;
             }
-            all_done = all_done && block->tasks == 0;
+            all_done = all_done && member->tasks == 0;
             if (all_done)
                 job->first = i + 1;
         }
@@ -294,57 +327,97 @@ static Block *take(Job *job, int64_t *chunk)
     }
 }
 
+/* One chunk of a pass over a split block. Every second pass goes backwards, as above. */
+static void run_chunk(const Member *member, int64_t task)
+{
+    const bool backwards = member->phase == (member->turns ? APPLY : MOMENTS);
+    const int64_t chunk = backwards ? member->chunks - 1 - task : task;
+    const Span span = chunk_of(member, 0, chunk);
+    member->passes[member->phase](member, &member->law, span, NULL, member->sums + chunk * SUMS);
+}
+
+/* Some blocks of a parameter, from the first pass to the last. */
+static void run_blocks(const Job *job, const Member *member, int64_t task)
+{
+    Law law;
+    const int64_t first = task * member->per_task, end = min(first + member->per_task, member->blocks);
+    gather(job->table, member->column + first, OPTIONS, MEMORY, &law);
+    for (int64_t block = first; block < end; block++) {
+        gather(job->table, member->column + block, MEMORY, MATRICES, &law);
+        run_block(member, block, &law, job->only);
+        scatter(job->table, member->column + block, &law);
+    }
+}
+
 static void work(void *argument)
 {
     Job *job = argument;
-    int64_t chunk;
+    int64_t task;
     fenv_t environment;
     fegetenv(&environment);
     fesetenv(&job->environment);
     pthread_mutex_lock(&job->lock);
-    for (Block *block; (block = take(job, &chunk));) {
-        const bool split = block->tasks > 1;
+    for (Member *member; (member = take(job, &task));) {
+        const bool split = member->per_task == 0;
         pthread_mutex_unlock(&job->lock);
         if (split)
-            run_chunk(block, chunk);
+            run_chunk(member, task);
         else
-            run_whole(block);
+            run_blocks(job, member, task);
         pthread_mutex_lock(&job->lock);
-        if (++block->finished < block->tasks)
+        if (++member->finished < member->tasks)
             continue;
-        if (split)
-            end_pass(block);
-        block->taken = block->finished = 0;
-        if (block->phase == DONE)
-            block->tasks = 0;
+        if (split) {
+            member->phase = proceed(
+                member, &member->law, member->phase, job->only, member->sums, member->chunks);
+            member->taken = member->finished = 0;
+        }
+        if (!split || member->phase == DONE)
+            member->tasks = member->taken = 0;
         pthread_cond_broadcast(&job->progress);
     }
     pthread_mutex_unlock(&job->lock);
     fesetenv(&environment);
 }
 
-/* One step of all blocks; false when there is not enough memory, and nothing has happened. */
-static bool run(Block *blocks, int64_t count, int threads)
+/* How a parameter is cut into tasks. */
+static void divide(Member *member, const Job *job)
+{
+    member->chunks = (member->length + CHUNK - 1) / CHUNK;
+    const bool split = member->blocks == 1 && member->chunks > WHOLE;
+    member->per_task = split ? 0 : max(1, CHUNK / max(1, member->length));
+    member->tasks = split ? member->chunks : (member->blocks - 1) / member->per_task + 1;
+    if (split) {
+        gather(job->table, member->column, OPTIONS, MATRICES, &member->law);
+        member->phase = begin(member, &member->law, job->only);
+        member->tasks = member->phase == DONE ? 0 : member->chunks;
+    }
+}
+
+/* One step of all parameters or, of sharded ones, one pass after the law that it needs. False when
+   there is not enough memory, and nothing has happened. */
+static bool run(Member *members, int64_t count, const Table *table, int threads, Phase only)
 {
     int64_t chunks = 0, numel = 0;
     for (int64_t i = 0; i < count; i++) {
-        blocks[i].chunks = (blocks[i].numel + CHUNK - 1) / CHUNK;
-        blocks[i].tasks = blocks[i].chunks > WHOLE ? blocks[i].chunks : 1;
-        if (blocks[i].phase == DONE)
-            blocks[i].tasks = 0;
-        chunks += blocks[i].chunks;
-        numel += blocks[i].numel;
+        chunks += members[i].length / CHUNK + 1;
+        numel += members[i].blocks * members[i].length;
     }
     double *sums = calloc((size_t)chunks * SUMS + 1, sizeof *sums), *next = sums;
-    Job job = {.queue = calloc((size_t)count + 1, sizeof *job.queue)};
+    Job job = {.table = table, .only = only, .queue = calloc((size_t)count + 1, sizeof *job.queue)};
     const bool enough_memory = sums && job.queue;
     if (enough_memory) {
+        if (only == REDUCE || only == DONE)
+            memset(table->data[RECORD], 0,
+                   (size_t)(table->rows[RECORD] * table->columns) * sizeof(double));
+        for (int64_t i = 0; i < count; i++)
+            divide(&members[i], &job);
         for (int split = 1; split >= 0; split--)
             for (int64_t i = 0; i < count; i++)
-                if ((blocks[i].tasks > 1) == split) {
-                    job.queue[job.count++] = &blocks[i];
-                    blocks[i].sums = next;
-                    next += blocks[i].chunks * SUMS;
+                if ((members[i].per_task == 0) == split) {
+                    job.queue[job.count++] = &members[i];
+                    members[i].sums = next;
+                    next += members[i].chunks * SUMS;
                 }
         fegetenv(&job.environment);
         pthread_mutex_init(&job.lock, NULL);
@@ -353,21 +426,16 @@ static bool run(Block *blocks, int64_t count, int threads)
         parallel((int)min(threads, 1 + numel / (WHOLE * CHUNK)), work, &job);
         pthread_cond_destroy(&job.progress);
         pthread_mutex_destroy(&job.lock);
+        for (int64_t i = 0; i < count; i++)
+            if (members[i].per_task == 0)
+                scatter(table, members[i].column, &members[i].law);
     }
     free(sums);
     free(job.queue);
     return enough_memory;
 }
 
-/* ---- the matrices of the law: a row for each number, a column for each block -------------------- */
-
-enum { OPTIONS, TRAITS, MEMORY, RECORD, MATRICES };
-
-typedef struct {
-    int64_t columns;
-    int64_t rows[MATRICES]; /* how many numbers of a block each holds, in the order of Law */
-    double *data[MATRICES];
-} Table;
+/* ---- from Python ---------------------------------------------------------------------------------- */
 
 static bool read_table(PyObject *matrices[MATRICES], bool turns, Table *table)
 {
@@ -392,106 +460,99 @@ static bool read_table(PyObject *matrices[MATRICES], bool turns, Table *table)
     return true;
 }
 
-static void gather(const Table *table, int64_t slot, Law *law)
-{
-    double *number = law->numbers;
-    for (int k = 0; k < MATRICES; k++)
-        for (int64_t row = 0; row < table->rows[k]; row++)
-            *number++ = table->data[k][row * table->columns + slot];
-}
-
-/* What a step changes: memory and record. */
-static void scatter(const Table *table, int64_t slot, const Law *law)
-{
-    const double *number = law->numbers + table->rows[OPTIONS] + table->rows[TRAITS];
-    for (int k = MEMORY; k < MATRICES; k++)
-        for (int64_t row = 0; row < table->rows[k]; row++)
-            table->data[k][row * table->columns + slot] = *number++;
-}
-
-/* ---- blocks from Python ------------------------------------------------------------------------- */
-
 enum { W, G, M, V, PREVIOUS, SLICE, TENSORS };
 
+/* Lists with an entry for each parameter. */
 typedef struct {
-    PyObject *slots, *seeds, *ratios; /* lists with an entry per block; a turning one has slots only */
-} Numbers;
+    PyObject *tensors[TENSORS];
+    PyObject *columns, *blocks, *seeds, *ratios, *active; /* `active` is empty in a whole step */
+} Lists;
 
-/* The tensors of block i. `odd` is set when their layouts do not fit; an error returns false. */
-static bool read_block(Block *block, PyObject *lists[TENSORS], Py_ssize_t i, bool *odd)
+/* The tensors of parameter i. `odd` is set when their layouts do not fit; an error returns false. */
+static bool read_tensors(Member *member, const Lists *lists, Py_ssize_t i, bool *odd)
 {
     DLTensor x[TENSORS];
     Type type[TENSORS];
     int count = V;
-    if (!block->turns)
-        count = PyList_GetItem(lists[PREVIOUS], i) == Py_None ? PREVIOUS : TENSORS;
+    if (!member->turns)
+        count = PyList_GetItem(lists->tensors[PREVIOUS], i) == Py_None ? PREVIOUS : TENSORS;
     for (int k = 0; k < count; k++) {
-        PyObject *tensor = PyList_GetItem(lists[k], i);
+        PyObject *tensor = PyList_GetItem(lists->tensors[k], i);
         if (!tensor || !view(tensor, &x[k], &type[k]))
             return false;
     }
     const Type real = type[W] == FLOAT64 ? FLOAT64 : FLOAT32;
-    if (!block->turns && (type[M] != real || type[V] != real)) {
+    if (!member->turns && (type[M] != real || type[V] != real)) {
         PyErr_SetString(PyExc_TypeError, "exp_avg and exp_avg_sq must have the compute dtype");
         return false;
     }
-    block->w = (Array){x[W].data, type[W]};
-    block->g = (Array){x[G].data, type[G]};
-    block->m = (Array){x[M].data, type[M]};
-    block->numel = numel(&x[W]);
-    block->passes = versions[version][real == FLOAT64];
+    member->w = (Array){x[W].data, type[W]};
+    member->g = (Array){x[G].data, type[G]};
+    member->m = (Array){x[M].data, type[M]};
+    member->length = numel(&x[W]);
+    member->passes = versions[version][real == FLOAT64][member->turns];
     *odd = !is_dense(&x[W]) || !same_layout(&x[G], &x[W]) || !same_layout(&x[M], &x[W]);
     if (count == V)
         return true;
-    block->v = (Array){x[V].data, type[V]};
+    member->v = (Array){x[V].data, type[V]};
     *odd = *odd || !same_layout(&x[V], &x[W]);
     if (count < TENSORS)
         return true;
-    block->previous = (Array){x[PREVIOUS].data, type[PREVIOUS]};
-    block->slice = (Array){x[SLICE].data, type[SLICE]};
-    block->slice_numel = numel(&x[PREVIOUS]);
-    block->whole_previous = x[SLICE].data == x[G].data && block->slice_numel == block->numel;
+    member->previous = (Array){x[PREVIOUS].data, type[PREVIOUS]};
+    member->slice = (Array){x[SLICE].data, type[SLICE]};
+    member->slice_numel = numel(&x[PREVIOUS]);
+    member->whole_previous = x[SLICE].data == x[G].data && member->slice_numel == member->length;
     *odd = *odd || !is_dense(&x[PREVIOUS]) || !same_layout(&x[SLICE], &x[PREVIOUS])
-        || block->slice_numel > block->numel;
+        || member->slice_numel > member->length;
     return true;
 }
 
-/* The slot of block i, its ratio of samples, and its seed (None: to nearest). */
-static bool read_numbers(Block *block, const Numbers *numbers, Py_ssize_t i, int64_t count)
+/* The blocks of parameter i and their columns, its ratio of samples, its seed (None: to nearest). */
+static bool read_numbers(Member *member, const Lists *lists, Py_ssize_t i, int64_t columns)
 {
-    PyObject *slot = PyList_GetItem(numbers->slots, i);
-    if (!slot)
+    PyObject *column = PyList_GetItem(lists->columns, i);
+    if (!column)
         return false;
-    block->slot = PyLong_AsLong(slot);
-    if (!block->turns) {
-        PyObject *seed = PyList_GetItem(numbers->seeds, i);
-        PyObject *ratio = PyList_GetItem(numbers->ratios, i);
-        if (!seed || !ratio)
+    member->column = PyLong_AsLong(column);
+    member->blocks = 1;
+    member->active = PyList_Size(lists->active) == 0 || PyList_GetItem(lists->active, i) == Py_True;
+    if (!member->turns) {
+        PyObject *blocks = PyList_GetItem(lists->blocks, i);
+        PyObject *seed = PyList_GetItem(lists->seeds, i);
+        PyObject *ratio = PyList_GetItem(lists->ratios, i);
+        if (!blocks || !seed || !ratio)
             return false;
-        block->ratio_of_samples = PyFloat_AsDouble(ratio);
-        block->stochastic = seed != Py_None && block->w.type == BFLOAT16;
-        block->number = block->stochastic ? (uint32_t)PyLong_AsUnsignedLongMask(seed) : 0;
+        member->blocks = PyLong_AsLong(blocks);
+        member->ratio_of_samples = PyFloat_AsDouble(ratio);
+        member->stochastic = seed != Py_None && member->w.type == BFLOAT16;
+        member->number = member->stochastic ? (uint32_t)PyLong_AsUnsignedLongMask(seed) : 0;
     }
-    if (!PyErr_Occurred() && (block->slot < 0 || block->slot >= count))
-        PyErr_SetString(PyExc_IndexError, "a slot is out of range");
-    return !PyErr_Occurred();
+    if (PyErr_Occurred())
+        return false;
+    if (member->column < 0 || member->blocks < 1 || member->column > columns - member->blocks) {
+        PyErr_SetString(PyExc_IndexError, "a column is out of range");
+        return false;
+    }
+    if (member->length % member->blocks
+        || (member->blocks > 1 && member->slice_numel && !member->whole_previous)) {
+        PyErr_SetString(PyExc_ValueError, "the blocks of a parameter must be its rows, all whole");
+        return false;
+    }
+    member->length /= member->blocks;
+    return true;
 }
 
-/* All blocks. Returns the list of the odd ones, NULL on error. */
-static PyObject *read_blocks(
-    Block *blocks, PyObject *lists[TENSORS], const Numbers *numbers, const Table *table, bool turns,
-    double inverse_scale)
+/* All parameters. Returns the list of the odd ones, NULL on error. */
+static PyObject *read_members(
+    Member *members, const Lists *lists, const Table *table, bool turns, double inverse_scale)
 {
     PyObject *odd_ones = PyList_New(0);
-    for (Py_ssize_t i = 0; odd_ones && i < PyList_Size(numbers->slots); i++) {
-        Block *block = &blocks[i];
-        block->turns = turns;
-        bool odd = false, bad = !read_block(block, lists, i, &odd);
-        bad = bad || !read_numbers(block, numbers, i, table->columns);
-        if (!bad) {
-            block->inverse_scale = inverse_scale;
-            gather(table, block->slot, &block->law);
-        }
+    for (Py_ssize_t i = 0; odd_ones && i < PyList_Size(lists->columns); i++) {
+        Member *member = &members[i];
+        member->turns = turns;
+        member->inverse_scale = inverse_scale;
+        bool odd = false, bad = !read_tensors(member, lists, i, &odd);
+        bad = bad || !read_numbers(member, lists, i, table->columns);
         if (odd) {
             PyObject *index = PyLong_FromSsize_t(i);
             bad = bad || !index || PyList_Append(odd_ones, index);
@@ -505,104 +566,77 @@ static PyObject *read_blocks(
 
 /* ---- what Python calls -------------------------------------------------------------------------- */
 
-/* One step of the blocks, or, of sharded ones, one pass after the law that it needs: `active` then
-   tells which blocks have a gradient on any rank. Blocks that are not in the list are left alone. */
-static bool run_step(Block *blocks, int64_t count, const Table *table, int threads, Phase phase,
-                     const bool *active)
-{
-    if (phase == REDUCE || phase == DONE)
-        memset(table->data[RECORD], 0,
-               (size_t)(table->rows[RECORD] * table->columns) * sizeof(double));
-    for (int64_t i = 0; i < count && phase != DONE; i++) {
-        blocks[i].alone = true;
-        blocks[i].phase =
-            phase == REDUCE || apply_law(&blocks[i], phase, active[i]) ? phase : DONE;
-    }
-    const bool enough_memory = run(blocks, count, threads);
-    for (int64_t i = 0; i < count; i++)
-        scatter(table, blocks[i].slot, &blocks[i].law);
-    return enough_memory;
-}
-
-/* The part of `step` and `turn` that is the same. */
-static PyObject *update(
-    PyObject *lists[TENSORS], const Numbers *numbers, PyObject *matrices[MATRICES], bool turns,
-    double inverse_scale, int threads, int phase, PyObject *flags)
+/* The part of `step` and `turn` that is the same. Columns that are not in the lists are left alone. */
+static PyObject *update(const Lists *lists, PyObject *matrices[MATRICES], bool turns,
+                        double inverse_scale, int threads, int phase)
 {
     Table table = {0};
     if (!read_table(matrices, turns, &table))
         return NULL;
-    const Py_ssize_t count = PyList_Size(numbers->slots);
+    const Py_ssize_t count = PyList_Size(lists->columns);
     const bool needs_flags = phase != REDUCE && phase != DONE;
-    if (phase < REDUCE || phase > DONE
-        || (needs_flags && (!flags || PyList_Size(flags) != count))) {
-        PyErr_SetString(PyExc_ValueError, "expected a phase from 0 to 3, and a flag per block");
+    if (phase < REDUCE || phase > DONE || (needs_flags && PyList_Size(lists->active) != count)) {
+        PyErr_SetString(PyExc_ValueError, "expected a phase from 0 to 3, and a flag per parameter");
         return NULL;
     }
-    Block *blocks = calloc((size_t)count + 1, sizeof *blocks);
-    bool *active = calloc((size_t)count + 1, sizeof *active);
-    PyObject *odd_ones = NULL;
-    if (blocks && active)
-        odd_ones = read_blocks(blocks, lists, numbers, &table, turns, inverse_scale);
-    else
-        PyErr_NoMemory();
-    for (Py_ssize_t i = 0; needs_flags && active && i < count; i++)
-        active[i] = PyList_GetItem(flags, i) == Py_True;
+    Member *members = calloc((size_t)count + 1, sizeof *members);
+    if (!members)
+        return PyErr_NoMemory();
+    PyObject *odd_ones = read_members(members, lists, &table, turns, inverse_scale);
     if (odd_ones && PyList_Size(odd_ones) == 0) {
         bool enough_memory;
         Py_BEGIN_ALLOW_THREADS
-        enough_memory = run_step(blocks, count, &table, threads, (Phase)phase, active);
+        enough_memory = run(members, count, &table, threads, (Phase)phase);
         Py_END_ALLOW_THREADS
         if (!enough_memory) {
             Py_CLEAR(odd_ones);
             PyErr_NoMemory();
         }
     }
-    free(blocks);
-    free(active);
+    free(members);
     return odd_ones;
 }
 
 PyDoc_STRVAR(step_doc,
-    "step(w, g, m, v, previous, slices, slots, seeds, ratios, options, traits, memory, record, "
-    "inverse_scale, threads, phase=3, active=[])\n\nOne step of AdamO's blocks, or one of its "
-    "passes: phase 0, 1 or 2, with a flag per block for 1\nand 2. Returns the indices of those "
-    "whose tensors do not share one dense layout; nothing has\nhappened then.");
+    "step(w, g, m, v, previous, slices, columns, blocks, seeds, ratios, active, options, traits, "
+    "memory, record, inverse_scale, threads, phase)\n\nOne step of AdamO's parameters (phase 3), or "
+    "one of its passes (0, 1 or 2; with a flag in\n`active` for each of them). Returns the indices "
+    "of those whose tensors do not share one dense\nlayout; nothing has happened then.");
 
 static PyObject *step(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *lists[TENSORS], *matrices[MATRICES], *flags = NULL;
+    Lists lists;
+    PyObject *matrices[MATRICES], **x = lists.tensors;
     PyTypeObject *list = &PyList_Type;
-    Numbers numbers;
     double inverse_scale;
-    int threads, phase = DONE;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!OOOOdi|iO!", list, &lists[W], list, &lists[G],
-            list, &lists[M], list, &lists[V], list, &lists[PREVIOUS], list, &lists[SLICE], list,
-            &numbers.slots, list, &numbers.seeds, list, &numbers.ratios, &matrices[OPTIONS],
-            &matrices[TRAITS], &matrices[MEMORY], &matrices[RECORD], &inverse_scale, &threads,
-            &phase, list, &flags))
+    int threads, phase;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!O!O!OOOOdii", list, &x[W], list, &x[G], list,
+            &x[M], list, &x[V], list, &x[PREVIOUS], list, &x[SLICE], list, &lists.columns, list,
+            &lists.blocks, list, &lists.seeds, list, &lists.ratios, list, &lists.active,
+            &matrices[OPTIONS], &matrices[TRAITS], &matrices[MEMORY], &matrices[RECORD],
+            &inverse_scale, &threads, &phase))
         return NULL;
-    return update(lists, &numbers, matrices, false, inverse_scale, threads, phase, flags);
+    return update(&lists, matrices, false, inverse_scale, threads, phase);
 }
 
 PyDoc_STRVAR(turn_doc,
-    "turn(w, g, m, slots, options, traits, memory, record, inverse_scale, threads, phase=3, "
-    "active=[])\n\nThe same for weights that turn, whose passes are phase 0 and 2.");
+    "turn(w, g, m, columns, active, options, traits, memory, record, inverse_scale, threads, "
+    "phase)\n\nThe same for weights that turn, whose passes are phase 0 and 2.");
 
 static PyObject *turn(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *lists[TENSORS] = {0}, *matrices[MATRICES], *flags = NULL;
+    Lists lists = {0};
+    PyObject *matrices[MATRICES], **x = lists.tensors;
     PyTypeObject *list = &PyList_Type;
-    Numbers numbers = {0};
     double inverse_scale;
-    int threads, phase = DONE;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!OOOOdi|iO!", list, &lists[W], list, &lists[G], list,
-            &lists[M], list, &numbers.slots, &matrices[OPTIONS], &matrices[TRAITS],
-            &matrices[MEMORY], &matrices[RECORD], &inverse_scale, &threads, &phase, list, &flags))
+    int threads, phase;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!OOOOdii", list, &x[W], list, &x[G], list, &x[M], list,
+            &lists.columns, list, &lists.active, &matrices[OPTIONS], &matrices[TRAITS],
+            &matrices[MEMORY], &matrices[RECORD], &inverse_scale, &threads, &phase))
         return NULL;
-    return update(lists, &numbers, matrices, true, inverse_scale, threads, phase, flags);
+    return update(&lists, matrices, true, inverse_scale, threads, phase);
 }
 
 PyDoc_STRVAR(laws_doc,
@@ -623,19 +657,19 @@ static PyObject *laws(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "expected one flag per block");
         return NULL;
     }
-    for (int64_t slot = 0; slot < table.columns; slot++) {
-        const bool here = PyList_GetItem(active, slot) == Py_True;
-        Block block = {.turns = turns};
-        gather(&table, slot, &block.law);
-        Row *row = &block.law.adamo.row;
+    for (int64_t column = 0; column < table.columns; column++) {
+        const bool here = PyList_GetItem(active, column) == Py_True;
+        Law law;
+        gather(&table, column, OPTIONS, MATRICES, &law);
+        Row *row = &law.adamo.row;
         const double products[] = {row->uw, row->uu};
-        apply_law(&block, turns ? APPLY : MOMENTS, here);
+        apply_law(&law, turns, turns ? APPLY : MOMENTS, here);
         if (!turns) {
             row->uw = products[0];
             row->uu = products[1];
-            apply_law(&block, APPLY, here);
+            apply_law(&law, turns, APPLY, here);
         }
-        scatter(&table, slot, &block.law);
+        scatter(&table, column, &law);
     }
     Py_RETURN_NONE;
 }

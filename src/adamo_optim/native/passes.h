@@ -38,6 +38,10 @@
 #define VECTORS (LANES / WIDTH)
 #define COEFFICIENTS NAME(coefficients)
 
+/* Entries of a span of a parameter, with the numbers of the block that they belong to. */
+#define PASS(name) TARGET static void NAME(name)( \
+    const Member *member, const Law *law, Span span, void *kept, double *sums)
+
 typedef double VECTOR __attribute__((vector_size(8 * WIDTH)));
 
 /* ---- arrays as REAL and back ----------------------------------------------------------------- */
@@ -67,9 +71,9 @@ TARGET static REAL *NAME(fetch)(Array array, Range tile, REAL *buffer)
 
 /* The same for gradients, divided by the loss scale of mixed precision. */
 TARGET static const REAL *NAME(fetch_gradient)(
-    const Block *block, Array array, Range tile, REAL *buffer)
+    const Member *member, Array array, Range tile, REAL *buffer)
 {
-    const REAL *g = NAME(fetch)(array, tile, buffer), scale = (REAL)block->inverse_scale;
+    const REAL *g = NAME(fetch)(array, tile, buffer), scale = (REAL)member->inverse_scale;
     if (scale == 1)
         return g;
     for (int64_t i = 0; i < tile.n; i++)
@@ -92,16 +96,17 @@ TARGET static void NAME(store)(Array array, Range tile, const REAL *x)
 }
 
 /* The new weights, in the precision of the parameter. */
-TARGET static void NAME(store_weight)(const Block *block, Range tile, const REAL *w)
+TARGET static void NAME(store_weight)(
+    const Member *member, const Law *law, Range tile, const REAL *w)
 {
-    if (!block->stochastic) {
-        NAME(store)(block->w, tile, w);
+    if (!member->stochastic) {
+        NAME(store)(member->w, tile, w);
         return;
     }
-    uint16_t *out = (uint16_t *)block->w.data + tile.start;
+    uint16_t *out = (uint16_t *)member->w.data + tile.start;
     const uint32_t place = (uint32_t)tile.start;
-    const uint32_t step = (uint32_t)(uint64_t)block->law.adamo.memory.step;
-    const uint32_t key = step * 0x9E3779B9 + block->number * 0x85EBCA6B;
+    const uint32_t step = (uint32_t)(uint64_t)law->adamo.memory.step;
+    const uint32_t key = step * 0x9E3779B9 + member->number * 0x85EBCA6B;
     for (int64_t i = 0; i < tile.n; i++)
         out[i] = to_bfloat16_at_random((float)w[i], place + (uint32_t)i, key);
 }
@@ -117,13 +122,14 @@ TARGET static double NAME(total)(const VECTOR *lanes)
 /* ---- pass 1 ---------------------------------------------------------------------------------- */
 
 /* κ where g⁻ is of a slice of g. */
-TARGET static double NAME(reduce_slice)(const Block *block, int64_t chunk)
+TARGET static double NAME(reduce_slice)(const Member *member, Span span)
 {
+    span.end = min(span.end, member->slice_numel);
     REAL buffer[2][TILE];
     VECTOR kappa[VECTORS] = {{0}};
-    for (Range tile = first_tile(block->slice_numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        const REAL *g = NAME(fetch_gradient)(block, block->slice, tile, buffer[0]);
-        const REAL *previous = NAME(fetch)(block->previous, tile, buffer[1]);
+    for (Range tile = first_tile(span); tile.n > 0; tile = next_tile(tile)) {
+        const REAL *g = NAME(fetch_gradient)(member, member->slice, tile, buffer[0]);
+        const REAL *previous = NAME(fetch)(member->previous, tile, buffer[1]);
         for (int64_t i = 0; i < tile.n; i += LANES)
             for (int k = 0; k < VECTORS; k++) {
                 const int64_t at = i + k * WIDTH;
@@ -135,18 +141,18 @@ TARGET static double NAME(reduce_slice)(const Block *block, int64_t chunk)
 }
 
 /* Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩. */
-TARGET static void NAME(reduce)(const Block *block, int64_t chunk, double *sums)
+PASS(reduce)
 {
     REAL buffer[4][TILE];
     VECTOR ww[VECTORS] = {{0}}, gw[VECTORS] = {{0}}, gg[VECTORS] = {{0}};
     VECTOR kappa[VECTORS] = {{0}}, mw[VECTORS] = {{0}};
 
-    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        const REAL *w = NAME(fetch)(block->w, tile, buffer[0]);
-        const REAL *g = NAME(fetch_gradient)(block, block->g, tile, buffer[1]);
-        const REAL *m = NAME(fetch)(block->m, tile, buffer[2]);
-        const REAL *previous = block->whole_previous
-            ? NAME(fetch)(block->previous, tile, buffer[3]) : g;
+    for (Range tile = first_tile(span); tile.n > 0; tile = next_tile(tile)) {
+        const REAL *w = NAME(fetch)(member->w, tile, buffer[0]);
+        const REAL *g = NAME(fetch_gradient)(member, member->g, tile, buffer[1]);
+        const REAL *m = NAME(fetch)(member->m, tile, buffer[2]);
+        const REAL *previous = member->whole_previous
+            ? NAME(fetch)(member->previous, tile, buffer[3]) : g;
         /* one loop for all of them: several streams together make the most of the memory */
         for (int64_t i = 0; i < tile.n; i += LANES)
             for (int k = 0; k < VECTORS; k++) {
@@ -163,7 +169,7 @@ TARGET static void NAME(reduce)(const Block *block, int64_t chunk, double *sums)
     sums[0] = NAME(total)(ww);
     sums[1] = NAME(total)(gw);
     sums[2] = NAME(total)(gg);
-    sums[3] = block->whole_previous ? NAME(total)(kappa) : NAME(reduce_slice)(block, chunk);
+    sums[3] = member->whole_previous ? NAME(total)(kappa) : NAME(reduce_slice)(member, span);
     sums[4] = NAME(total)(mw);
 }
 
@@ -191,17 +197,18 @@ TARGET static void NAME(update_moments)(
 }
 
 /* g⁻ ← g where g⁻ is of a slice of g. */
-TARGET static void NAME(remember_slice)(const Block *block, int64_t chunk)
+TARGET static void NAME(remember_slice)(const Member *member, Span span)
 {
+    span.end = min(span.end, member->slice_numel);
     REAL buffer[TILE];
-    for (Range tile = first_tile(block->slice_numel, chunk); tile.n > 0; tile = next_tile(tile))
-        NAME(store)(block->previous, tile, NAME(fetch_gradient)(block, block->slice, tile, buffer));
+    for (Range tile = first_tile(span); tile.n > 0; tile = next_tile(tile))
+        NAME(store)(member->previous, tile, NAME(fetch_gradient)(member, member->slice, tile, buffer));
 }
 
 /* Pass 2: m, v and, where the law says so, g⁻; ⟨u,w⟩ and ‖u‖². */
-TARGET static void NAME(moments)(const Block *block, int64_t chunk, double *sums)
+PASS(moments)
 {
-    const Row *row = &block->law.adamo.row;
+    const Row *row = &law->adamo.row;
     const COEFFICIENTS c = {
         .sign = (REAL)(row->use_gradient ? row->sign : 0),
         .p = (REAL)row->p,
@@ -214,19 +221,29 @@ TARGET static void NAME(moments)(const Block *block, int64_t chunk, double *sums
         .debias2 = (REAL)row->debias2,
         .eps = (REAL)row->eps,
     };
-    const bool keep = row->keep_gradient && block->whole_previous;
-    const bool in_place = keep && block->previous.type == REAL_TYPE;
-    REAL buffer[4][TILE], *u = buffer[2];
+    const bool keep = row->keep_gradient && member->whole_previous;
+    const int64_t ahead = member->blocks > 1 ? member->length : 0;
+    const bool in_place = keep && member->previous.type == REAL_TYPE;
+    REAL buffer[4][TILE];
     VECTOR uw[VECTORS] = {{0}}, uu[VECTORS] = {{0}};
 
-    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        const REAL *w = NAME(fetch)(block->w, tile, buffer[0]);
-        const REAL *g = NAME(fetch_gradient)(block, block->g, tile, buffer[1]);
-        REAL *m = (REAL *)block->m.data + tile.start, *v = (REAL *)block->v.data + tile.start;
-        REAL *previous = in_place ? (REAL *)block->previous.data + tile.start : buffer[3];
+    for (Range tile = first_tile(span); tile.n > 0; tile = next_tile(tile)) {
+        const REAL *w = NAME(fetch)(member->w, tile, buffer[0]);
+        const REAL *g = NAME(fetch_gradient)(member, member->g, tile, buffer[1]);
+        REAL *m = (REAL *)member->m.data + tile.start, *v = (REAL *)member->v.data + tile.start;
+        REAL *previous = in_place ? (REAL *)member->previous.data + tile.start : buffer[3];
+        REAL *u = kept ? (REAL *)kept + (tile.start - span.start) : buffer[2];
+        if (ahead)
+            for (int64_t i = ahead; i < ahead + tile.n; i += 64 / sizeof(REAL)) {
+                __builtin_prefetch(w + i, 1, 2);
+                __builtin_prefetch(g + i, 0, 2);
+                __builtin_prefetch(m + i, 1, 2);
+                __builtin_prefetch(v + i, 1, 2);
+                __builtin_prefetch(previous + i, 1, 2);
+            }
         NAME(update_moments)(c, tile.n, w, g, m, v, u, previous);
         if (keep && !in_place)
-            NAME(store)(block->previous, tile, g);
+            NAME(store)(member->previous, tile, g);
 
         for (int64_t i = tile.n; i % LANES; i++)
             u[i] = 0;
@@ -238,55 +255,57 @@ TARGET static void NAME(moments)(const Block *block, int64_t chunk, double *sums
                 ADD_PRODUCT(uu[k], x, x);
             }
     }
-    if (row->keep_gradient && !block->whole_previous)
-        NAME(remember_slice)(block, chunk);
+    if (row->keep_gradient && !member->whole_previous)
+        NAME(remember_slice)(member, span);
     sums[0] = NAME(total)(uw);
     sums[1] = NAME(total)(uu);
 }
 
 /* ---- pass 3 ---------------------------------------------------------------------------------- */
 
-/* Pass 3: w ← w + (a−1)·w − b·u, with u from m and v once more. */
-TARGET static void NAME(apply)(const Block *block, int64_t chunk)
+/* Pass 3: w ← w + (a−1)·w − b·u, with the u that was kept, or from m and v once more. */
+PASS(apply)
 {
-    const Row *row = &block->law.adamo.row;
+    const Row *row = &law->adamo.row;
     const REAL debias1 = (REAL)row->debias1, debias2 = (REAL)row->debias2, eps = (REAL)row->eps;
     const REAL a1 = (REAL)row->a1, b = (REAL)row->b;
     const bool overflow = row->guarded_update && row->b == 0; /* u = ∞, and 0·∞ would be NaN */
-    REAL buffer[TILE];
+    REAL buffer[2][TILE];
 
-    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        REAL *restrict w = NAME(fetch)(block->w, tile, buffer);
-        const REAL *restrict m = (const REAL *)block->m.data + tile.start;
-        const REAL *restrict v = (const REAL *)block->v.data + tile.start;
-        for (int64_t i = 0; i < tile.n; i++) {
-            const REAL u = m[i] * debias1 / (ROOT(v[i] * debias2) + eps);
-            w[i] += w[i] * a1 - (overflow ? 0 : u * b);
-        }
-        if (w == buffer)
-            NAME(store_weight)(block, tile, w);
+    for (Range tile = first_tile(span); tile.n > 0; tile = next_tile(tile)) {
+        REAL *restrict w = NAME(fetch)(member->w, tile, buffer[0]);
+        const REAL *restrict m = (const REAL *)member->m.data + tile.start;
+        const REAL *restrict v = (const REAL *)member->v.data + tile.start;
+        REAL *restrict u = kept ? (REAL *)kept + (tile.start - span.start) : buffer[1];
+        if (!kept)
+            for (int64_t i = 0; i < tile.n; i++)
+                u[i] = m[i] * debias1 / (ROOT(v[i] * debias2) + eps);
+        for (int64_t i = 0; i < tile.n; i++)
+            w[i] += w[i] * a1 - (overflow ? 0 : u[i] * b);
+        if (w == buffer[0])
+            NAME(store_weight)(member, law, tile, w);
     }
 }
 
 /* ---- weights that turn ----------------------------------------------------------------------- */
 
 /* Pass 1: m ← β₁m + (1−β₁)(±g), in the precision of m; ‖w‖², ‖g‖², ⟨m,w⟩, ‖m‖². */
-TARGET static void NAME(turn_reduce)(const Block *block, int64_t chunk, double *sums)
+PASS(turn_reduce)
 {
-    const TurnOptions *o = &block->law.turning.options;
+    const TurnOptions *o = &law->turning.options;
     const REAL beta1 = (REAL)o->beta1, rest1 = (REAL)(o->sign * (1 - o->beta1));
     REAL buffer[3][TILE];
     VECTOR ww[VECTORS] = {{0}}, gg[VECTORS] = {{0}}, mw[VECTORS] = {{0}}, mm[VECTORS] = {{0}};
 
-    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        const REAL *w = NAME(fetch)(block->w, tile, buffer[0]);
-        const REAL *g = NAME(fetch_gradient)(block, block->g, tile, buffer[1]);
-        REAL *m = NAME(fetch)(block->m, tile, buffer[2]);
+    for (Range tile = first_tile(span); tile.n > 0; tile = next_tile(tile)) {
+        const REAL *w = NAME(fetch)(member->w, tile, buffer[0]);
+        const REAL *g = NAME(fetch_gradient)(member, member->g, tile, buffer[1]);
+        REAL *m = NAME(fetch)(member->m, tile, buffer[2]);
         for (int64_t i = 0; i < tile.n; i++)
             m[i] = m[i] * beta1 + g[i] * rest1;
         if (m == buffer[2]) {
-            NAME(store)(block->m, tile, m);
-            m = NAME(fetch)(block->m, tile, buffer[2]); /* as it was rounded */
+            NAME(store)(member->m, tile, m);
+            m = NAME(fetch)(member->m, tile, buffer[2]); /* as it was rounded */
         }
         for (int64_t i = 0; i < tile.n; i += LANES)
             for (int k = 0; k < VECTORS; k++) {
@@ -305,23 +324,25 @@ TARGET static void NAME(turn_reduce)(const Block *block, int64_t chunk, double *
 }
 
 /* Pass 2: w ← w + (a−1)·w − b·m. */
-TARGET static void NAME(turn_apply)(const Block *block, int64_t chunk)
+PASS(turn_apply)
 {
-    const TurnRow *row = &block->law.turning.row;
+    const TurnRow *row = &law->turning.row;
     const REAL a1 = (REAL)row->a1, b = (REAL)row->b;
     REAL buffer[2][TILE];
-    for (Range tile = first_tile(block->numel, chunk); tile.n > 0; tile = next_tile(tile)) {
-        REAL *restrict w = NAME(fetch)(block->w, tile, buffer[0]);
-        const REAL *restrict m = NAME(fetch)(block->m, tile, buffer[1]);
+    for (Range tile = first_tile(span); tile.n > 0; tile = next_tile(tile)) {
+        REAL *restrict w = NAME(fetch)(member->w, tile, buffer[0]);
+        const REAL *restrict m = NAME(fetch)(member->m, tile, buffer[1]);
         for (int64_t i = 0; i < tile.n; i++)
             w[i] += w[i] * a1 - m[i] * b;
         if (w == buffer[0])
-            NAME(store)(block->w, tile, w);
+            NAME(store)(member->w, tile, w);
     }
 }
 
-static const Passes NAME(passes) = {
-    NAME(reduce), NAME(moments), NAME(apply), NAME(turn_reduce), NAME(turn_apply)};
+static Pass *const NAME(passes)[2][DONE] = {
+    {NAME(reduce), NAME(moments), NAME(apply)},
+    {NAME(turn_reduce), NULL, NAME(turn_apply)},
+};
 
 #undef REAL
 #undef REAL_TYPE
@@ -333,4 +354,5 @@ static const Passes NAME(passes) = {
 #undef VECTOR
 #undef VECTORS
 #undef COEFFICIENTS
+#undef PASS
 #undef DOUBLE
