@@ -1,6 +1,6 @@
 """What the site's build adds to Markdown; without it the pages still read well on a code host.
 
-- ``$$ … $$`` becomes an SVG (see formulas.py).
+- ``$$ … $$`` becomes MathML.
 - A link to a file of the repository, such as ``../src/adamo_optim/rules.py#L50``, becomes a link
   to a page that shows that file, at that line.
 - The laboratory's report of all records goes into the site; links to ``../results`` lead to it.
@@ -36,7 +36,7 @@ def on_files(files: Files, config: Any) -> Files:
         page = f'{title}# {name}\n\n{fence}python linenums="1"\n{code}{fence}\n'
         files.append(File.generated(config, page_of(name), content=page))
     made = report(REPORT)
-    for path in (made, *sorted((made.parent / "figures").glob("*.png"))):
+    for path in (made, *sorted((made.parent / "figures").glob("*.svg"))):
         name = f"report/{path.relative_to(made.parent).as_posix()}"
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files

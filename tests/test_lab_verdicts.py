@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from adamo_lab.studies import Claim
-from adamo_lab.verdicts import FAILS, HOLDS, OPEN, Difference, Summary, judge, rank_p
+from adamo_lab.verdicts import FAILS, HOLDS, OPEN, Summary, after_correction, judge, rank_p
 
-LARGER = Claim("a is larger.", "x", "a", ">", "b")
-SMALLER = Claim("a is smaller.", "x", "a", "<", "b")
-EQUAL = Claim("They are equal.", "x", "a", "=", "b", margin=1.0)
+LARGER = Claim("a is larger.", "x", "a > b", "")
+SMALLER = Claim("a is smaller.", "x", "a < b", "")
+EQUAL = Claim("They are equal.", "x", "a = b", "", margin=1.0)
 
 
 def test_welch_by_hand() -> None:
     """a: mean 5, variance 1; b: mean 2, variance 4; three each. se² = 5/3, df = 2·25/17."""
-    difference = Difference.of(Summary.of([4, 5, 6]), Summary.of([0, 2, 4]))
-    assert difference.mean == 3
-    assert difference.error == pytest.approx(math.sqrt(5 / 3))
-    assert difference.freedom == pytest.approx(50 / 17)
+    from scipy.stats import t
 
-
-def test_welch_is_scipys() -> None:
-    from scipy import stats
-
-    a, b = [0.741, 0.752, 0.748, 0.755], [0.739, 0.731, 0.744]
-    expected: Any = stats.ttest_ind(a, b, equal_var=False, alternative="greater")
-    verdict = judge(LARGER, a, b)
-    assert verdict.p == pytest.approx(expected.pvalue)
-    low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
-    assert verdict.interval == pytest.approx((low, high))
-    assert verdict.n == (4, 3)
+    verdict = judge(LARGER, [4, 5, 6], [0, 2, 4])
+    assert verdict.difference == 3
+    assert verdict.p == pytest.approx(t.sf(3 / math.sqrt(5 / 3), 50 / 17))
+    half = t.ppf(0.975, 50 / 17) * math.sqrt(5 / 3)
+    assert verdict.interval == pytest.approx((3 - half, 3 + half))
 
 
 CASES = {  # claim, first, second, outcome, a word of the reason
@@ -121,7 +112,7 @@ def test_summary() -> None:
 
 @pytest.mark.parametrize("diverged", [1, 4, 5])
 def test_what_diverges_is_less_accurate(diverged: int) -> None:
-    claim = Claim("Without it AdamO is less accurate.", "swa_test_accuracy", "a", "<", "b")
+    claim = Claim("Without it AdamO is less accurate.", "swa_test_accuracy", "a < b", "")
     values = [None] * diverged + [0.7] * (5 - diverged)
     verdict = judge(claim, values, [0.78, 0.77, 0.79, 0.78, 0.77], higher_is_better=True)
     assert verdict.outcome == HOLDS
@@ -129,13 +120,24 @@ def test_what_diverges_is_less_accurate(diverged: int) -> None:
 
 
 def test_what_never_comes_is_not_late() -> None:
-    claim = Claim("AdamO groks later.", "grokking_epoch", "adamo_paper", ">", "adamw")
+    claim = Claim("AdamO groks later.", "grokking_epoch", "adamo_paper > adamw", "")
     never: list[float | None] = [None] * 5
     verdict = judge(claim, never, [2500.0, 2400.0, 2600.0, 2550.0, 2450.0], higher_is_better=False)
     assert verdict.outcome == FAILS
     assert verdict.reason == "it did not come late, it never came"
     verdict = judge(claim, [2900.0, *never[:4]], [2500.0, 2400.0, 2600.0], higher_is_better=False)
     assert (verdict.outcome, verdict.reason[-12:]) == (FAILS, "in most runs")
-    earlier = Claim("AdamO groks earlier.", "grokking_epoch", "adamo", "<", "adamw")
+    earlier = Claim("AdamO groks earlier.", "grokking_epoch", "adamo < adamw", "")
     verdict = judge(earlier, [1900.0, 1800.0, 2000.0, 1950.0], never, higher_is_better=False)
     assert verdict.outcome == HOLDS
+
+
+def test_many_claims_at_once() -> None:
+    """Benjamini and Hochberg by hand: 0.04 times 20 over 10 is above 0.05."""
+    clear = judge(LARGER, [5, 6, 7], [1, 2, 3])
+    weak = replace(clear, p=0.04)
+    assert clear.outcome == weak.outcome == HOLDS
+    found = [replace(clear, p=0.001), *[weak] * 9, *[replace(weak, p=0.5, outcome=FAILS)] * 10]
+    assert after_correction(found) == 1
+    assert after_correction([weak]) == 1
+    assert after_correction([judge(LARGER, [], [])]) == 0

@@ -107,7 +107,7 @@ def groups(records: list[Record], study: Study | None) -> list[Group]:
         g.name += f"-{unique[g.name]}" if unique[g.name] > 1 else ""
         ids = {run.id for run in g.runs}
         planes = (r for r in records if r.config.task == LANDSCAPE)
-        g.landscapes = [r for r in planes if ids.intersection(r.config.options.get("runs", ()))]
+        g.landscapes = [r for r in planes if any(id in str(r.config.options) for id in ids)]
     return made
 
 

@@ -45,6 +45,8 @@ SUFFIX = ".jsonl.gz"
 FINISHED, FAILED = "finished", "failed"
 HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00"  # how a member begins that has neither name nor date
 
+GUARD = "guard"  # what of AdamO's guard was at work: the only column of dynamics without numbers
+
 Row = dict[str, Any]
 
 
@@ -123,20 +125,23 @@ def is_row(value: Any) -> bool:
 
 
 def is_weight(value: Any) -> bool:
-    """A name, epochs, and other columns that are as long as these."""
+    """A name, epochs, and other columns that are as long as these: of numbers, or of lists."""
     if not isinstance(value, dict) or not isinstance(value.get("weight"), str):
         return False
-    columns = [v for k, v in value.items() if k != "weight"]
-    epochs = value.get("epoch")
-    return (
-        isinstance(epochs, list)
-        and all(map(is_number, epochs))
-        and all(isinstance(column, list) and len(column) == len(epochs) for column in columns)
+    columns = {key: column for key, column in value.items() if key != "weight"}
+    if shape(columns.get("epoch")) is None or not all(map(is_number, columns["epoch"])):
+        return False
+    kinds = {key: list if key == GUARD else (int, float, type(None)) for key in columns}
+    return all(
+        isinstance(column, list)
+        and len(column) == len(columns["epoch"])
+        and all(isinstance(v, kinds[key]) for v in column)
+        for key, column in columns.items()
     )
 
 
 def shape(value: Any) -> tuple[int, ...] | None:
-    """Of nested lists of numbers, all rows alike; else None."""
+    """Of nested lists of numbers, all rows alike and none empty; else None."""
     if not isinstance(value, list):
         return () if value is None or is_number(value) else None
     inner = {shape(v) for v in value}
@@ -158,7 +163,7 @@ KINDS = {  # a column: how it must be, in words and as a test
     "error": ("a text", lambda v: isinstance(v, str)),
     "result": ("an object", lambda v: isinstance(v, dict)),
     "environment": (
-        "an object whose seconds are a number and whose warnings are a list",
+        "an object whose seconds are a number and whose warnings are texts",
         lambda v: (
             isinstance(v, dict)
             and is_number(v.get("seconds", 0))

@@ -301,5 +301,5 @@ def duration(seconds: float) -> str:
 
 
 def span(dates: Iterable[str | None]) -> str:
-    found = sorted({date for date in dates if date})
+    found = sorted({str(date) for date in dates if date})
     return "" if not found else found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"

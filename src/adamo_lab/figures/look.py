@@ -138,7 +138,7 @@ def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:
 
 def power(value: float) -> str:
     """0.01, 1, 300, and beyond that 10⁻³ or 3·10⁴."""
-    if value <= 0:
+    if not 0 < value < math.inf:
         return ""
     if 0.01 <= value < 10_000:
         return f"{value:g}"

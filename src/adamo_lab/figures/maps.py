@@ -12,9 +12,10 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from ..derived import value
 from ..grids import Grid
 from ..groups import Group, entries_of, show
-from ..records import Record
+from ..records import Record, shape
 from .look import INK, WIDTH, Drawing, canvas, finish, legend_below, listed, plain
 
 SIDES = LinearSegmentedColormap.from_list("sides", ["#7fb8dd", "#f7f7f7", "#f0b28a"])
@@ -27,7 +28,7 @@ TITLE_WIDTH = 62  # characters of a heat map's title in one line
 
 def boundaries(group: Group) -> list[Drawing]:
     """A panel per optimizer, all of the same seed: what is said where, and the points."""
-    with_grid = [[r for r in x.runs if {"grid", "points"} <= {*r.arrays}] for x in group.lines]
+    with_grid = [[r for r in x.runs if has_boundary(r)] for x in group.lines]
     panels = [(x, runs) for x, runs in zip(group.lines, with_grid, strict=True) if runs]
     if not panels:
         return []
@@ -42,7 +43,7 @@ def boundaries(group: Group) -> list[Drawing]:
     said = []
     for panel, (line, run) in zip(axes, chosen, strict=False):
         draw_boundary(panel, run)
-        norm = run.result.get("weight_norm")
+        norm = value(run, "weight_norm")
         ending = "" if norm is None else f"‖w‖ = {norm:.3g}"
         title = "\n".join(plain(text) for text in (line.title, ending) if text)
         panel.set_title(title, fontsize=9)
@@ -53,10 +54,17 @@ def boundaries(group: Group) -> list[Drawing]:
     return [finish(picture, group, "boundaries", caption, alt)]
 
 
+def has_boundary(run: Record) -> bool:
+    grid, points, labels, extent = (
+        shape(run.arrays.get(key)) or () for key in ("grid", "points", "labels", "extent")
+    )
+    return len(grid) == 2 and points == (*labels, 2) and len(labels) == 1 and extent == (4,)
+
+
 def draw_boundary(panel: Axes, run: Record) -> None:
-    grid, points = (np.array(run.arrays[key]) for key in ("grid", "points"))
-    labels = np.array(run.arrays["labels"])
-    left, right, bottom, top = run.arrays["extent"]
+    arrays = {key: np.array(values, dtype=float) for key, values in run.arrays.items()}
+    grid, points, labels = (arrays[key] for key in ("grid", "points", "labels"))
+    left, right, bottom, top = arrays["extent"]
     panel.imshow(
         grid, origin="lower", extent=(left, right, bottom, top), cmap=SIDES, vmin=0, vmax=1,
         interpolation="bilinear", aspect="equal",
@@ -77,11 +85,11 @@ def draw_boundary(panel: Axes, run: Record) -> None:
 
 def landscapes(group: Group) -> list[Drawing]:
     """The loss in the plane of the paths, and every optimizer's path through it; one seed."""
-    fit = [r for r in group.landscapes if {"loss", "xs", "ys"} <= {*r.arrays}]
+    fit = [r for r in group.landscapes if has_plane(r)]
     if not fit:
         return []
     # the most paths; a study that was begun with fewer optimizers has left a plane of these alone
-    record = min(fit, key=lambda r: (-len(r.result.get("runs") or ()), r.config.seed, r.id))
+    record = min(fit, key=lambda r: (-len(r.arrays), r.config.seed, r.id))
     loss, xs, ys = (np.array(record.arrays[key], dtype=float) for key in ("loss", "xs", "ys"))
     loss = np.ma.masked_invalid(loss)
     picture, (axes,) = canvas(height=4.3)
@@ -97,9 +105,10 @@ def landscapes(group: Group) -> list[Drawing]:
         bar.set_label("training loss")
         bar.outline.set_linewidth(0.5)  # type: ignore[operator]
     handles, labels = draw_paths(axes, record)
-    shares = record.result.get("explained_variance") or []
+    told = record.result.get("explained_variance")
+    shares: list[float | None] = told if shape(told) == (2,) else [None, None]  # type: ignore[assignment]
     for name, share, set_label in zip(
-        ("first", "second"), [*shares, None, None], (axes.set_xlabel, axes.set_ylabel), strict=False
+        ("first", "second"), shares, (axes.set_xlabel, axes.set_ylabel), strict=True
     ):
         part = "" if share is None else f" ({100 * share:.0f} % of the variance)"
         set_label(f"{name} principal component{part}")
@@ -114,13 +123,20 @@ def landscapes(group: Group) -> list[Drawing]:
     return [finish(picture, group, "landscape", caption, alt)]
 
 
+def has_plane(record: Record) -> bool:
+    xs, ys = (shape(record.arrays.get(key)) or () for key in ("xs", "ys"))
+    paths = [shape(a) or () for key, a in record.arrays.items() if key.startswith("path_")]
+    flat = all(len(path) == 2 and path[1] == 2 for path in paths)
+    return flat and len(xs) == len(ys) == 1 and shape(record.arrays.get("loss")) == (*ys, *xs)
+
+
 def draw_paths(axes: Axes, record: Record) -> tuple[list[Artist], list[str]]:
     names = [key.removeprefix("path_") for key in record.arrays if key.startswith("path_")]
     entries = entries_of(names)
     handles: list[Artist] = []
     labels: list[str] = []
     for name in names:
-        x, y = np.array(record.arrays[f"path_{name}"]).T
+        x, y = np.array(record.arrays[f"path_{name}"], dtype=float).T
         what = entries[name]
         axes.plot(x, y, color="white", linewidth=3.6, alpha=0.8)  # a halo, for the dark regions
         (handle,) = axes.plot(x, y, color=what.colour, linestyle=what.line, linewidth=1.8)
@@ -155,13 +171,13 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
         values, cmap="cividis", vmin=factor * low, vmax=factor * high, edgecolors="white",
         linewidth=1.2,
     )  # fmt: skip
-    for (i, j), value in np.ndenumerate(values):
-        bright = (value - factor * low) > 0.55 * factor * (high - low)
-        text, best = grid.text(i, j), value == factor * grid.best
+    for (i, j), shown in np.ndenumerate(values):
+        bright = (shown - factor * low) > 0.55 * factor * (high - low)
+        text, best = grid.text(i, j), shown == factor * grid.best
         axes.text(
             j + 0.5, i + 0.5, f"{text} ★" if best else text, ha="center", va="center", fontsize=9,
             fontweight="bold" if best else "normal",
-            color=INK if bright or np.isnan(value) else "white",
+            color=INK if bright or np.isnan(shown) else "white",
         )  # fmt: skip
         if best:
             axes.add_patch(Rectangle((j, i), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.4))

@@ -60,9 +60,8 @@ class Runs:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def configs(self, request: Request) -> list[RunConfig]:
-        changes = {**self.options, **request.options}
-        if request.synthetic and changes.get("holdout"):
-            changes["holdout"] = HELD_OUT_OF_MADE_UP
+        fewer = {"holdout": HELD_OUT_OF_MADE_UP} if self.options.get("holdout") else {}
+        changes = {**self.options, **(fewer if request.synthetic else {}), **request.options}
         options = all_options(self.task, changes)
         epochs = max(1, round(self.epochs * request.scale))
         return [
