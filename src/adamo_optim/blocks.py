@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .dtensor import as_real
-from .geometry import flat, is_dense, same_strides, total
-from .rounding import round_stochastically
+from .geometry import flat, is_dense, same_strides
 
 # Entries that a pass holds copies of at a time: what fits into a CPU's cache, and elsewhere enough
 # that launches do not count. It bounds the memory a step needs beside its state.
 PIECE = {"cpu": 1 << 17}
-LARGE_PIECE = 1 << 21
+LARGE_PIECE = 1 << 20
 
 
 @dataclass
@@ -84,13 +84,17 @@ class Blocks(list[Block]):
     """The blocks of a step; ``sizes``: how many places each member of the bucket has in vectors.
 
     ``replace`` is for the differentiable backend: new tensors then take the place of the old ones,
-    which autograd may still need.
+    which autograd may still need. ``together``: small tensors are worked on side by side.
     """
 
-    def __init__(self, scalar: torch.dtype, sizes: list[int], replace: bool = False) -> None:
+    def __init__(
+        self, scalar: torch.dtype, sizes: list[int], replace: bool = False, together: bool = False
+    ) -> None:
         super().__init__()
         self.scalar, self.sizes, self.replace = scalar, sizes, replace
+        self.together = together and not torch.compiler.is_compiling()
         self.plain = all(size == 1 for size in sizes)
+        self.first = list(accumulate(sizes, initial=0))  # place of each member
 
     def pick(self, vector: Tensor) -> list[Tensor]:
         """A law's vector as the blocks' own numbers, each shaped to multiply its tensors."""
@@ -100,38 +104,12 @@ class Blocks(list[Block]):
         entries = vector.split(self.sizes)
         return [block.shape(entries[block.member]) for block in self]
 
-    def products(self, block: Block, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """⟨x, y⟩ of every pair, a row for each block: of the whole, or of each of its rows."""
-        if block.rows is None:
-            return torch.stack([total(x * y) for x, y in pairs])
-        return torch.stack([(x * y).flatten(1).sum(1) for x, y in pairs], dim=1)
-
-    def add(self, block: Block, sums: list[Tensor]) -> Tensor:
-        """The sums of a block's pieces together: added, or row under row."""
-        if block.rows is not None:
-            return torch.cat(sums)
-        return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
-
     def write(self, block: Block, name: str, part: Tensor, value: Tensor) -> None:
         """``value`` into ``part`` of the block's tensor; or, differentiably, in its place."""
         if self.replace:
             setattr(block, name, value.to(part.dtype))
         else:
             part.copy_(value)
-
-    def write_weight(self, block: Block, piece: Piece, value: Tensor, step: Tensor) -> None:
-        """The new weight in its own precision."""
-        part = piece.tensors[0]
-        if block.seed is not None:
-            places = block.places
-            if places is None and piece.start is not None:
-                places = torch.arange(piece.start, piece.start + part.numel(), device=part.device)
-            elif places is None:
-                memory = torch.arange(block.w.numel(), device=part.device)
-                places = memory.as_strided(block.w.shape, block.w.stride())
-                places = places[piece.rows] if places.dim() else places
-            value = round_stochastically(value, piece.of(step), block.seed, places)
-        self.write(block, "w", part, value)
 
 
 def block_of(

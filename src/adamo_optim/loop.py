@@ -1,95 +1,87 @@
-"""AdamO's three passes, one tensor at a time; also the differentiable backend."""
+"""AdamO's three passes in torch calls; also the differentiable backend."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .blocks import Block, Blocks
+from .batches import Sums, batches
+from .blocks import Blocks
 from .law import ForMoments, ForWeights, root
 
 
-def reduce(blocks: Blocks) -> list[Tensor]:
-    """Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², κ, ⟨m,w⟩ of every block."""
-    rows, scalar = [], blocks.scalar
-    for block in blocks:
-        sums = []
-        for piece in block.pieces(block.w, block.g, block.m, whole=blocks.replace):
-            w, g, m = (x.to(scalar) for x in piece.tensors)
-            sums.append(blocks.products(block, [(w, w), (g, w), (g, g), (m, w)]))
-        ww, gw, gg, mw = blocks.add(block, sums).unbind(-1)
-        rows.append(torch.stack([ww, gw, gg, change(blocks, block, ww), mw], dim=-1))
-    return rows
-
-
-def change(blocks: Blocks, block: Block, like: Tensor) -> Tensor:
-    """κ = ‖g − g⁻‖²; 0 without a g⁻."""
-    if block.previous is None or block.sampled is None:
-        return torch.zeros_like(like)
-    sums = []
-    for piece in block.pieces(block.sampled, block.previous, whole=blocks.replace):
-        x, y = (x.to(blocks.scalar) for x in piece.tensors)
-        sums.append(blocks.products(block, [(x - y, x - y)]))
-    return blocks.add(block, sums)[..., 0] * block.ratio
+def reduce(blocks: Blocks) -> tuple[list[Tensor], list[Tensor]]:
+    """Pass 1: ‖w‖², ⟨g,w⟩, ‖g‖², ⟨m,w⟩ of every block, and its κ = ‖g − g⁻‖²."""
+    sums, changes = Sums(blocks), Sums(blocks)
+    for batch in batches(blocks, "w g m"):
+        w, g, m = batch.tensors
+        batch.add_products(sums, (w, w), (g, w), (g, g), (m, w))
+    for batch in batches(blocks, "sampled previous"):
+        g, previous = batch.tensors
+        change = g.to(blocks.scalar) - previous
+        batch.add_products(changes, (change, change))
+    kappa = zip(blocks, changes.add_up(1), strict=True)
+    return sums.add_up(4), [x if block.ratio == 1 else x * block.ratio for block, x in kappa]
 
 
 def moments(blocks: Blocks, first: ForMoments) -> list[Tensor]:
     """Pass 2: m, v and g⁻; ⟨u,w⟩ and ‖u‖² of every block."""
     remember(blocks, first)
-    rows = []
-    for block, *coefficients in zip(blocks, *map(blocks.pick, first), strict=True):
-        sums = []
-        assert block.v is not None
-        for piece in block.pieces(block.w, block.g, block.m, block.v, whole=blocks.replace):
-            c = ForMoments(*map(piece.of, coefficients))
-            w, g, m, v = piece.tensors
-            # 0, and not 0·∞, for what the guard leaves alone
-            w = torch.where(c.live, w.to(m.dtype), 0)
-            g = torch.where(c.use_gradient, g.to(m.dtype), 0)
+    sums = Sums(blocks)
+    of_m = (first.beta1, -first.beta1 * first.q, (1 - first.beta1) * first.sign)
+    of_v = (first.beta2, 1 - first.beta2)
+    vectors = (first.live, first.use_gradient, -first.sign * first.p, *of_m, *of_v, *scales(first))
+    for batch in batches(blocks, "w g m v", *vectors):
+        w, g, m, v = batch.tensors
+        live, use, minus_p, beta1, minus_q, rest1, beta2, rest2, *scale = batch.numbers
+        # 0, and not 0·∞, for what the guard leaves alone
+        w = torch.where(live, w.to(m.dtype), 0)
+        g = torch.where(use, g.to(m.dtype), 0)
 
-            # g^θ = ±g − p·w
-            g_tangential = g * c.sign - w * c.p
-            # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
-            new_m = (m - w * c.q) * c.beta1 + g_tangential * (1 - c.beta1)
-            new_v = v * c.beta2 + g_tangential * g_tangential * (1 - c.beta2)
-            u = quotient(new_m, new_v, c, blocks.replace)
-            blocks.write(block, "m", m, new_m)
-            blocks.write(block, "v", v, new_v)
-            u, w = u.to(blocks.scalar), w.to(blocks.scalar)
-            sums.append(blocks.products(block, [(u, w), (u, u)]))
-        rows.append(blocks.add(block, sums))
-    return rows
+        # ±g^θ = g ∓ p·w
+        g_tangential = torch.addcmul(g, w, minus_p)
+        # m ← β₁(m − q·w) + (1−β₁)g^θ;  v ← β₂v + (1−β₂)g^θ²
+        m = m * beta1 if blocks.replace else m.mul_(beta1)
+        v = v * beta2 if blocks.replace else v.mul_(beta2)
+        m.addcmul_(w, minus_q).addcmul_(g_tangential, rest1)
+        v.addcmul_(g_tangential * g_tangential, rest2)
+        batch.write("m", m)
+        batch.write("v", v)
+        del g, g_tangential  # the most that a step holds beside its state
+        u = quotient(m, v, *scale, differentiable=blocks.replace)
+        batch.add_products(sums, (u, w), (u, u))
+        del u
+    return sums.add_up(2)
 
 
 def remember(blocks: Blocks, first: ForMoments) -> None:
     """Pass 2, g⁻ ← g where the law says so."""
-    for block, keep in zip(blocks, blocks.pick(first.keep_gradient), strict=True):
-        if block.previous is None or block.sampled is None:
-            continue
-        for piece in block.pieces(block.previous, block.sampled, whole=blocks.replace):
-            old, g = piece.tensors
-            value = torch.where(piece.of(keep), g.to(old.dtype), old)
-            blocks.write(block, "previous", old, value)
+    for batch in batches(blocks, "previous sampled", first.keep_gradient):
+        previous, g = batch.tensors
+        batch.write("previous", torch.where(batch.numbers[0], g.to(previous.dtype), previous))
 
 
-def quotient(m: Tensor, v: Tensor, c: ForMoments, differentiable: bool) -> Tensor:
+def scales(first: ForMoments) -> tuple[Tensor, Tensor]:
+    """What u = m̂/(√v̂ + ε) multiplies √v by, and adds to it, when it divides m by the sum."""
+    return first.debias2.sqrt() / first.debias1, first.eps / first.debias1
+
+
+def quotient(m: Tensor, v: Tensor, scale: Tensor, eps: Tensor, differentiable: bool) -> Tensor:
     """u = m̂/(√v̂ + ε)."""
-    v_hat = v * c.debias2
-    return (m * c.debias1) / ((root(v_hat) if differentiable else v_hat.sqrt()) + c.eps)
+    return m / torch.addcmul(eps, root(v) if differentiable else v.sqrt(), scale)
 
 
 def apply(blocks: Blocks, first: ForMoments, second: ForWeights, step: Tensor) -> None:
     """Pass 3: w ← w + (a−1)·w − b·u, with u from m and v once more."""
     # the guard leaves a block alone or has met u = ∞: b is 0, and 0·∞ would be NaN
-    unused = (second.guarded_update | ~first.live) & (second.b == 0)
-    columns = map(blocks.pick, (*first, second.a1, second.b, unused, step))
-    for block, *coefficients, a1, b, lost, t in zip(blocks, *columns, strict=True):
-        assert block.v is not None
-        for piece in block.pieces(block.w, block.m, block.v, whole=blocks.replace):
-            w, m, v = piece.tensors
-            u = quotient(m, v, ForMoments(*map(piece.of, coefficients)), blocks.replace)
-            u, w = torch.where(piece.of(lost), 0, u), w.to(u.dtype)
-            # 0·∞ again; but a differentiable step has a derivative by a1 where a1 is 0, too
-            shift = w * piece.of(a1)
-            shift = shift if blocks.replace else torch.where(piece.of(a1) == 0, 0, shift)
-            blocks.write_weight(block, piece, w + (shift - u * piece.of(b)), t)
+    lost = (second.guarded_update | ~first.live) & (second.b == 0)
+    vectors = (lost, second.a1 == 0, second.a1, -second.b, step, *scales(first))
+    for batch in batches(blocks, "w m v", *vectors):
+        w, m, v = batch.tensors
+        skip, still, a1, minus_b, t, *scale = batch.numbers
+        u = torch.where(skip, 0, quotient(m, v, *scale, differentiable=blocks.replace))
+        w = w.to(u.dtype)
+        # 0·∞ again; but a differentiable step has a derivative by a1 where a1 is 0, too
+        shift = (w if blocks.replace else torch.where(still, 0, w)) * a1
+        shift.addcmul_(u, minus_b)
+        batch.write_weight(w + shift if blocks.replace else w.add_(shift), t)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import foreach, loop
+from . import loop
 from .backends import fused_module
 from .blocks import Blocks, block_of
 from .buckets import Bucket, Member
@@ -108,7 +108,8 @@ class ThreePasses(Bucket):
 
     def blocks_of(self, grads: list[Tensor | None]) -> Blocks:
         """The tensors of the members that take part."""
-        blocks = Blocks(self.dtype, self.sizes, self.differentiable)
+        together = self.backend == "foreach"
+        blocks = Blocks(self.dtype, self.sizes, self.differentiable, together)
         for i, (member, g) in enumerate(zip(self.members, grads, strict=True)):
             if g is None:
                 continue
@@ -146,7 +147,6 @@ class Work:
         self.bucket, self.options = bucket, options
         self.blocks = bucket.blocks_of(grads)
         self.members = [block.member for block in self.blocks]
-        self.passes = foreach if bucket.backend == "foreach" else loop
 
     def run(self) -> None:
         products = self.proceed(self.begin(), self.bucket.active)
@@ -155,8 +155,9 @@ class Work:
 
     def begin(self) -> Tensor:
         """Pass 1: the five sums of every block, one row each."""
-        sums = self.passes.reduce(self.blocks)
-        return self.bucket.spread(sums, self.members, len(Sums._fields))
+        four, kappa = loop.reduce(self.blocks)
+        rows, kappa = (self.bucket.spread(x, self.members, n) for x, n in ((four, 4), (kappa, 1)))
+        return torch.cat([rows[:, :3], kappa, rows[:, 3:]], dim=1)  # in the order of Sums
 
     def proceed(self, rows: Tensor, active: Tensor) -> Tensor | None:
         """A law, and the pass that follows it."""
@@ -167,13 +168,13 @@ class Work:
             self.first, self.memory = moments_law(
                 self.options, traits, bucket.read(), self.sums, active
             )
-            products = self.passes.moments(self.blocks, self.first)
+            products = loop.moments(self.blocks, self.first)
             return bucket.spread(products, self.members, len(Products._fields))
         products = Products(*columns)
         second, memory = weights_law(
             self.options, traits, self.memory, self.sums, self.first, products
         )
-        self.passes.apply(self.blocks, self.first, second, memory.step)
+        loop.apply(self.blocks, self.first, second, memory.step)
         bucket.write(memory)
         if bucket.differentiable:
             self.put_back()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .backends import fused_module
+from .batches import Sums, batches
 from .blocks import Blocks, block_of
 from .buckets import Bucket, Member
 from .diagnostics import of_turns
@@ -173,7 +174,8 @@ class Work:
     ) -> None:
         self.bucket, self.options = bucket, options
         self.grad_scale, self.found_inf = grad_scale, found_inf
-        self.blocks = Blocks(bucket.dtype, bucket.sizes, bucket.differentiable)
+        together = not bucket.differentiable and bucket.device.type != "cpu"
+        self.blocks = Blocks(bucket.dtype, bucket.sizes, bucket.differentiable, together)
         for i, (member, g) in enumerate(zip(bucket.members, grads, strict=True)):
             if g is not None:
                 state = bucket.local_state(member)
@@ -185,37 +187,29 @@ class Work:
 
     def begin(self) -> Tensor:
         """Pass 1: m ← β₁m + (1−β₁)(±g); ‖w‖², ‖g‖², ⟨m,w⟩, ‖m‖²."""
-        blocks, scalar, rows = self.blocks, self.bucket.dtype, []
-        columns = (self.options.beta1, 1 - self.options.beta1, self.options.sign)
-        for block, beta1, rest1, sign in zip(blocks, *map(blocks.pick, columns), strict=True):
-            sums = []
-            for piece in block.pieces(block.w, block.g, block.m, whole=blocks.replace):
-                w, g, m = piece.tensors
-                if self.grad_scale is not None:
-                    g = g * self.grad_scale.double().reciprocal().to(g.dtype)
-                new_m = wide(m) * beta1 + wide(g).to(wide(m).dtype) * (sign * rest1)
-                if self.found_inf is not None:
-                    new_m = torch.where(self.found_inf == 0, new_m, m)
-                new_m = new_m.to(m.dtype)
-                blocks.write(block, "m", m, new_m)
-                w, g, new_m = (x.to(scalar) for x in (w, g, new_m))
-                pairs = [(w, w), (g, g), (new_m, w), (new_m, new_m)]
-                sums.append(blocks.products(block, pairs))
-            rows.append(blocks.add(block, sums))
-        return self.bucket.spread(rows, self.members, len(TurnSums._fields))
+        sums, o, scale = Sums(self.blocks), self.options, self.grad_scale
+        for batch in batches(self.blocks, "w g m", o.beta1, (1 - o.beta1) * o.sign):
+            (w, g, m), (beta1, rest1) = batch.tensors, batch.numbers
+            if scale is not None:
+                g = g * scale.double().reciprocal().to(g.dtype)
+            new_m = wide(m) * beta1 + wide(g).to(wide(m).dtype) * rest1
+            if self.found_inf is not None:
+                new_m = torch.where(self.found_inf == 0, new_m, m)
+            new_m = new_m.to(m.dtype)
+            batch.write("m", new_m)
+            batch.add_products(sums, (w, w), (g, g), (new_m, w), (new_m, new_m))
+        return self.bucket.spread(sums.add_up(4), self.members, 4)
 
     def proceed(self, rows: Tensor, active: Tensor) -> None:
         """The law, and pass 2: w ← w + (a−1)·w − b·m."""
-        bucket, blocks, sums = self.bucket, self.blocks, TurnSums(*rows.unbind(1))
+        bucket, sums = self.bucket, TurnSums(*rows.unbind(1))
         if self.found_inf is not None:
             active = active & (self.found_inf == 0)
         traits = TurnTraits(*bucket.traits.unbind())
         turn, memory = turn_law(self.options, traits, bucket.read(), sums, active)
-        for block, a1, b in zip(blocks, blocks.pick(turn.a1), blocks.pick(turn.b), strict=True):
-            for piece in block.pieces(block.w, block.m, whole=blocks.replace):
-                w, m = (wide(x) for x in piece.tensors)
-                value = w + (w * a1 - m.to(w.dtype) * b)
-                blocks.write(block, "w", piece.tensors[0], value)
+        for batch in batches(self.blocks, "w m", turn.a1, turn.b):
+            (w, m), (a1, b) = map(wide, batch.tensors), batch.numbers
+            batch.write("w", w + (w * a1 - m.to(w.dtype) * b))
         bucket.write(memory)
         if bucket.differentiable:
             self.put_back()
