@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from adamo_lab.cli import parse, parse_list, parse_seeds, train
+from adamo_lab.catalogue import summarize
+from adamo_lab.cli import train
 from adamo_lab.engines import STOPPED, Outcome, Setup
 from adamo_lab.errors import LabError
 from adamo_lab.optimizers import settings
 from adamo_lab.records import FINISHED, Record, RunConfig, load_all, save
-from adamo_lab.studies import STUDIES
+from adamo_lab.words import parse, parse_list, parse_seeds
 
 
 def lab(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +62,7 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
         ("run digits --set lr=true", "lr must be a number, got True"),
         ("run digits -o adamp --set compiled=true", "adamp has no hyper-parameter 'compiled'"),
         ("run digits --set fused=false", "adamw has no hyper-parameter 'fused'"),
-        ("run digits -o adamw_best", "'adamw_best' has no settings of its own on digits"),
+        ("run digits -o muon", "'muon' has no settings of its own on digits"),
         ("run digits -o adamo --set radial=sgd", "adamo has no hyper-parameter 'radial'"),
         ("run digits --set lr=NaN", "NaN is not a value that a run can have"),
         ("sweep digits --grid lr=1e-3,Infinity", "Infinity is not a value that a run can have"),
@@ -109,7 +110,7 @@ def test_missing_data_of_a_study_are_named_once_and_leave_no_records(tmp_path: P
     result = lab("study", "table1", "--data-dir", str(tmp_path / "none"), *out)
     assert result.returncode == 1
     assert (result.stdout + result.stderr).count("CIFAR-100 is not in") == 1
-    assert not [*tmp_path.rglob("run.json")]
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_has_its_data_runs(tmp_path: Path) -> None:
@@ -119,11 +120,12 @@ def test_what_has_its_data_runs(tmp_path: Path) -> None:
         RunConfig("cifar100", "adamw", 0, 1, settings("cifar100", "adamw")),
         RunConfig("cifar100", "adam", 0, 1, settings("cifar100", "adam")),
     ]
-    save(Record(configs[1], FINISHED), tmp_path / configs[1].id)  # needs no data any more
-    outcomes = train(configs, Setup(tmp_path, data_dir=tmp_path / "none"), "serial", False)
+    setup = Setup(tmp_path, "mine", data_dir=tmp_path / "none")
+    save(Record(configs[1], FINISHED), setup.file)  # needs no data any more
+    outcomes = train(configs, setup, "serial", False)
     assert [o.status for o in outcomes] == ["finished", "known", "failed"]
     assert "CIFAR-100 is not in" in outcomes[2].error
-    assert not (tmp_path / configs[2].id).exists()
+    assert {r.id for r in load_all(tmp_path)[0]} == {c.id for c in configs[:2]}
 
 
 @pytest.mark.slow
@@ -136,7 +138,7 @@ def test_run_then_sweep_then_report(tmp_path: Path) -> None:
     assert second.returncode == 0, second.stderr
     found, problems = load_all(tmp_path)
     assert (len(found), problems) == (10, [])
-    assert {r.config.hyper["lr"] for r in found.values()} == {1e-3, 1e-2}
+    assert {r.config.hyper["lr"] for r in found} == {1e-3, 1e-2}
     page = lab("report", str(tmp_path))
     assert page.returncode == 0, page.stderr
     assert Path(page.stdout.strip()).read_text().startswith("<!doctype html>")
@@ -149,16 +151,21 @@ def test_a_study_is_shortened_and_marked(tmp_path: Path) -> None:
         *("--out", str(tmp_path)),
     )
     assert result.returncode == 0, result.stderr
-    found, _ = load_all(tmp_path / "fig1")
-    assert {(r.config.scale, r.config.epochs) for r in found.values()} == {(0.01, 10)}
-    assert {r.config.optimizer for r in found.values()} == {"adam", "adamo"}
+    found, _ = load_all(tmp_path)
+    assert {(r.config.scale, r.config.epochs) for r in found} == {(0.01, 10)}
+    assert {r.config.optimizer for r in found} == {"adam", "adamo"}
+    said = " ".join(result.stdout.split())
+    assert said.startswith("Shortened to 0.01 of every run's length.")
+    assert "toy2d, 10 epochs Shortened to 1 % of its length" in said
+    assert f"Records: {tmp_path / 'fig1.jsonl.gz'}" in said
+    assert said.endswith(f"Next: adamo-lab report {tmp_path}")
 
 
 def test_what_a_user_compares_unless_told_otherwise(tmp_path: Path) -> None:
     options = "--synthetic --epochs 1 --engine serial --out"
     result = lab("run", "digits", *options.split(), str(tmp_path))
     assert result.returncode == 0, result.stderr
-    found = [record.config for record in load_all(tmp_path)[0].values()]
+    found = [record.config for record in load_all(tmp_path)[0]]
     assert {c.optimizer for c in found} == {"adamw", "adamo", "angular"}
     assert "AngularAdamW" in result.stdout
 
@@ -169,8 +176,9 @@ def test_made_up_data_are_announced(tmp_path: Path) -> None:
         *("--out", str(tmp_path)),
     )
     assert result.returncode == 0, result.stderr
-    assert "Made-up data" in result.stdout
-    (record,) = load_all(tmp_path)[0].values()
+    assert "Made-up data: the numbers say nothing" in result.stdout
+    assert "Made-up data, not the real data set" in result.stdout
+    (record,) = load_all(tmp_path)[0]
     assert record.config.synthetic
 
 
@@ -196,11 +204,6 @@ def test_python_may_be_spoken_too() -> None:
     assert parse_list("True,False,None") == [True, False, None]
 
 
-def test_every_study_has_an_example_that_names_it() -> None:
-    for name, study in STUDIES.items():
-        assert study.example.startswith(f"adamo-lab study {name}")
-
-
 def test_values_of_a_grid() -> None:
     assert parse_list("1e-3,3e-3") == [1e-3, 3e-3]
     assert parse_list("[0.9,0.95],[0.8,0.9]") == [[0.9, 0.95], [0.8, 0.9]]
@@ -214,7 +217,7 @@ def test_axes_add_up_and_one_setting_is_one_run(tmp_path: Path) -> None:
         *("--out", str(tmp_path)),
     )
     assert result.returncode == 0, result.stderr
-    records = load_all(tmp_path)[0].values()
+    records = load_all(tmp_path)[0]
     assert sorted(r.config.hyper["lr"] for r in records) == [1e-3, 2e-3]
 
 
@@ -227,4 +230,38 @@ def test_a_demo_that_was_stopped_before_its_first_run_ended(
 
     monkeypatch.setattr(cli, "train", lambda runs, *_: [Outcome(run, STOPPED) for run in runs])
     result = CliRunner().invoke(cli.app, ["demo", "--quick", "--out", str(tmp_path)])
-    assert (result.exit_code, result.output) == (cli.INTERRUPTED, "")
+    assert result.exit_code == cli.INTERRUPTED
+    assert result.output.startswith("It took 0 min")
+
+
+def test_stopped_runs_do_not_count_as_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs = [RunConfig("toy2d", "adamw", seed, 1, {"lr": 0.1}) for seed in range(3)]
+    setup = Setup(tmp_path, "mine")
+    summarize([Outcome(c, STOPPED) for c in configs], setup)
+    said = "3 runs: 3 stopped or not begun: the same command goes on.\n"
+    assert capsys.readouterr().out == said
+    save(Record(configs[0], FINISHED, result={"test_accuracy": 0.5}), setup.file)
+    outcomes = [Outcome(configs[0], FINISHED), *(Outcome(c, STOPPED) for c in configs[1:])]
+    summarize(outcomes, setup)
+    told = capsys.readouterr().out
+    assert "3 runs: 1 finished, 2 stopped or not begun" in told
+    assert "50.00" in told
+
+
+def test_the_list_fits_a_screen() -> None:
+    result = lab("list")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 32
+    assert max(map(len, lines)) <= 80
+    for kind, word in (("optimizers", "weight_decay=0.1"), ("tasks", "context=512")):
+        assert word in lab("list", kind).stdout
+    assert "say studies, tasks, optimizers, or nothing" in lab("list", "everything").stderr
+
+
+def test_the_version() -> None:
+    from importlib.metadata import version
+
+    assert lab("--version").stdout == f"adamo-lab {version('adamo-optim')}\n"

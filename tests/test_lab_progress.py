@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 
 from adamo_lab import cli, landscape
-from adamo_lab.engines import FINISHED, Outcome, Setup
-from adamo_lab.errors import LabError
+from adamo_lab.engines import FINISHED, STOPPED, Outcome, Setup
 from adamo_lab.progress import Bars, Lines, titles
-from adamo_lab.records import Record, RunConfig, save
+from adamo_lab.records import Record, RunConfig
 from adamo_lab.studies import STUDIES, Request
 
 
@@ -48,9 +47,9 @@ def test_what_varies_is_named() -> None:
         "digits, AdamW, seed 0",
         "digits, AdamO, seed 0",
     ]
-    both = titles(STUDIES["language"].runs(Request(seeds=(0,)))).values()
+    both = titles(STUDIES["language"].configs(Request(seeds=(0,)))).values()
     assert "language, AdamW, corpus shakespeare, seed 0" in both
-    lengths = titles(STUDIES["tuning-cifar100"].runs(Request(seeds=(0,)))).values()
+    lengths = titles(STUDIES["tuning-cifar100"].configs(Request(seeds=(0,)))).values()
     assert any("epochs 300" in title for title in lengths)
     assert len({*lengths}) == len([*lengths])
 
@@ -58,30 +57,21 @@ def test_what_varies_is_named() -> None:
 # --- the loss landscape
 
 
-def fig2(folder: Path) -> tuple[list[RunConfig], Setup, list[Outcome]]:
-    configs = [c for c in STUDIES["fig2"].runs(Request(seeds=(0,))) if c.optimizer == "adamw"]
-    for c in configs:
-        save(Record(c, FINISHED), folder / "fig2" / c.id)
-    return configs, Setup(folder / "fig2", folder), [Outcome(c, FINISHED) for c in configs]
-
-
 def test_a_landscape_tells_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def quick(folders: Any, out: Path, *, progress: Any, **_: Any) -> Record:
+    def quick(configs: Any, setup: Setup, progress: Any) -> Record:
         progress(961, 961)
         return Record(config(), FINISHED)
 
-    monkeypatch.setattr(landscape, "landscape", quick)
-    cli.draw_landscape(STUDIES["fig2"], *fig2(tmp_path))
+    monkeypatch.setattr(landscape, "draw_for", quick)
+    outcomes = [Outcome(config(), FINISHED)]
+    cli.draw_landscape(STUDIES["fig2"], [config()], Setup(tmp_path, "fig2"), outcomes)
     assert "961/961" in capsys.readouterr().out
 
 
-def test_snapshots_that_are_gone_are_not_blamed_on_an_option(tmp_path: Path) -> None:
-    configs, setup, outcomes = fig2(tmp_path)
-    with pytest.raises(LabError) as caught:
-        cli.draw_landscape(STUDIES["fig2"], configs, setup, outcomes)
-    said = str(caught.value)
-    assert f"{configs[0].id} has lost its snapshots" in said
-    assert "delete that folder" in said
-    assert "snapshots=True" not in said
+def test_stopped_runs_do_not_fill_the_bar() -> None:
+    bars = Bars(Console(quiet=True), total=2)
+    for status in (FINISHED, STOPPED):
+        bars.ended(Outcome(config(), status))
+    assert bars.progress.tasks[0].completed == 1

@@ -166,7 +166,7 @@ def test_records_results_and_table(tmp_path: Path) -> None:
     )
     found, problems = load_all(tmp_path)
     assert not problems
-    assert {r.id for r in comparison.records} == {*found}
+    assert {r.id for r in comparison.records} == {r.id for r in found}
     assert [(r.config.optimizer, r.config.seed) for r in comparison.records] == [
         ("adamw", 0), ("adamo", 0), ("adamw", 1), ("adamo", 1)
     ]  # fmt: skip

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import sys
-from collections.abc import Iterable
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .bench.command import bench
 from .errors import LabError
+from .words import configs_of, pairs, parse_list, parse_seeds, split_pair
 
 if TYPE_CHECKING:
     from .engines import Outcome, Setup
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .studies import Study
 
 INTERRUPTED = 130  # the exit status that shells use for it
-MOST_SEEDS = 10_000
-PYTHONS = {"True": True, "False": False, "None": None}
 
 app = typer.Typer(
     name="adamo-lab",
@@ -46,6 +44,7 @@ Seeds = Annotated[str, typer.Option(help="How many (3), or which (0,1,2 or 5-9).
 Scale = Annotated[float, typer.Option(help="0.1 runs a tenth of every run's epochs.")]
 Synthetic = Annotated[bool, typer.Option(help="Use small made-up data, and say so everywhere.")]
 TensorBoardFlag = Annotated[bool, typer.Option(help="Also write TensorBoard files.")]
+Compile = Annotated[bool, typer.Option(help="On a GPU: compile the loss, once a task.")]
 RayAddress = Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, a local one.")]
 Optimizers = Annotated[
     list[str], typer.Option("--optimizer", "-o", help="Which optimizer; may be given again.")
@@ -55,35 +54,34 @@ Options = Annotated[
 ]
 
 
+def told_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"adamo-lab {version('adamo-optim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=told_version, is_eager=True, help="And leave.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command("list")
-def list_() -> None:
-    """Tasks, optimizers and studies.
+def list_(
+    what: Annotated[str, typer.Argument(help="studies, tasks or optimizers: more of each.")] = "",
+) -> None:
+    """Studies, tasks and optimizers.
 
-    Example: adamo-lab list
+    Example: adamo-lab list optimizers
     """
-    from rich.console import Console
-    from rich.table import Table
+    from . import catalogue
 
-    from .optimizers import REGISTRY, SETTINGS
-    from .studies import STUDIES
-    from .tasks import TASKS
-
-    console = Console()
-    table = Table(
-        "study", "what it is", title="Studies: adamo-lab study NAME", title_justify="left"
-    )
-    for s in STUDIES.values():
-        table.add_row(s.name, f"{s.title}. {s.about}")
-    console.print(table)
-    table = Table("task", "what it is", title="Tasks: adamo-lab run NAME", title_justify="left")
-    for name, task in TASKS.items():
-        table.add_row(name, task.about)
-    console.print(table)
-    table = Table("optimizer", "label", "on CIFAR-100", title="Optimizers", title_justify="left")
-    for name, what in REGISTRY.items():
-        hyper = ", ".join(f"{k}={v}" for k, v in SETTINGS["cifar100"].get(name, {}).items())
-        table.add_row(name, what.label, hyper)
-    console.print(table)
+    catalogue.show(what)
 
 
 @app.command()
@@ -103,6 +101,7 @@ def run(
     workers: Workers = 0,
     synthetic: Synthetic = False,
     tensorboard: TensorBoardFlag = False,
+    compile: Compile = True,
     ray_address: RayAddress = None,
 ) -> None:
     """Train a task with one or more optimizers.
@@ -112,8 +111,8 @@ def run(
     configs = configs_of(
         task, optimizer, parse_seeds(seeds), epochs, [pairs(set_)], pairs(option), synthetic
     )
-    setup = make_setup(out, f"run-{task}", data_dir, device, workers, ray_address)
-    leave(train(configs, setup, engine, tensorboard))
+    setup = make_setup(out, f"run-{task}", data_dir, device, workers, ray_address, compile)
+    conclude(train(configs, setup, engine, tensorboard), setup)
 
 
 @app.command()
@@ -132,6 +131,7 @@ def study(
     workers: Workers = 0,
     synthetic: Synthetic = False,
     tensorboard: TensorBoardFlag = False,
+    compile: Compile = True,
     ray_address: RayAddress = None,
 ) -> None:
     """Rerun one table or figure of the paper. The same command goes on after an interruption.
@@ -150,10 +150,10 @@ def study(
     for unknown in (row for row in optimizer if row not in rows):
         raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
     configs = [c for c in configs if not optimizer or c.optimizer in optimizer]
-    setup = make_setup(out, name, data_dir, device, workers, ray_address)
+    setup = make_setup(out, name, data_dir, device, workers, ray_address, compile)
     outcomes = train(configs, setup, engine, tensorboard)
     draw_landscape(chosen, configs, setup, outcomes)
-    leave(outcomes)
+    conclude(outcomes, setup)
 
 
 @app.command()
@@ -171,6 +171,7 @@ def sweep(
     workers: Workers = 0,
     synthetic: Synthetic = False,
     tensorboard: TensorBoardFlag = False,
+    compile: Compile = True,
     ray_address: RayAddress = None,
 ) -> None:
     """Train a task over a grid of hyper-parameters.
@@ -184,8 +185,8 @@ def sweep(
     configs = configs_of(
         task, optimizer, parse_seeds(seeds), epochs, changes, pairs(option), synthetic
     )
-    setup = make_setup(out, f"sweep-{task}", data_dir, device, workers, ray_address)
-    leave(train(configs, setup, engine, tensorboard))
+    setup = make_setup(out, f"sweep-{task}", data_dir, device, workers, ray_address, compile)
+    conclude(train(configs, setup, engine, tensorboard), setup)
 
 
 @app.command()
@@ -204,7 +205,7 @@ def report(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="cifar100 or shakespeare.")],
+    name: Annotated[str, typer.Argument(help="cifar100, enwik8 or shakespeare.")],
     data_dir: DataDir = None,
 ) -> None:
     """Download a data set and check it.
@@ -216,18 +217,7 @@ def data(
     print(download(name, data_dir))
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
-def bench(context: typer.Context) -> None:
-    """Time AdamO against AdamW on this machine: a table, JSON and a plot.
-
-    Example: adamo-lab bench --networks resnet18 200-small
-    """
-    from .bench import main as measure
-
-    measure(context.args)
+app.command()(bench)
 
 
 @app.command()
@@ -240,15 +230,16 @@ def demo(
 
     Example: adamo-lab demo --quick
     """
-    from .demo import COVER, demo_runs
-    from .report import write_report
+    from .demo import demo_runs, write_page
 
-    folder = "quick" if quick else "records"  # a quick look does not mix with the demo
-    setup = make_setup(out, folder, None, "cpu", workers, None)
+    started = time.monotonic()
+    # a quick look does not mix with the demo
+    setup = make_setup(out / "quick" if quick else out, "demo", None, "cpu", workers, None)
     outcomes = train(demo_runs(quick), setup, "processes", False)
-    if any(outcome.status in ("finished", "known") for outcome in outcomes):
-        page = write_report(out, out / "report", COVER)
-        print(f"\nThe report: {page}")
+    if ended_well(outcomes):
+        write_page(setup)
+    minutes, seconds = divmod(round(time.monotonic() - started), 60)
+    print(f"It took {minutes} min {seconds} s.")
     leave(outcomes)
 
 
@@ -263,35 +254,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-# --- from words to runs
-
-
-def configs_of(
-    task: str,
-    optimizers: Iterable[str],
-    seeds: Iterable[int],
-    epochs: int | None,
-    changes: Iterable[dict[str, Any]],
-    options: dict[str, Any],
-    synthetic: bool,
-) -> list[RunConfig]:
-    """All combinations, every name checked before the first run starts."""
-    from .optimizers import check_own, legal_arguments, settings
-    from .records import RunConfig
-    from .tasks import all_options, info
-
-    full = info(task).epochs
-    options = all_options(task, options)
-    configs = []
-    for seed, name, change in itertools.product(seeds, optimizers, changes):
-        hyper = settings(task, name, change)
-        if unknown := sorted(set(change) - legal_arguments(name)):
-            raise LabError(f"{name} has no hyper-parameter {unknown[0]!r}")
-        check_own(name, hyper)
-        if isinstance(lr := hyper["lr"], bool) or not isinstance(lr, int | float):
-            raise LabError(f"lr must be a number, got {lr!r}")
-        configs.append(RunConfig(task, name, seed, epochs or full, hyper, options, 1.0, synthetic))
-    return configs
+# --- training, and what is said about it
 
 
 def make_setup(
@@ -301,6 +264,7 @@ def make_setup(
     device: str,
     workers: int,
     ray_address: str | None,
+    compiled: bool = True,
 ) -> Setup:
     from .engines import Setup, resolve_device
     from .processes import cores
@@ -315,6 +279,7 @@ def make_setup(
         workers=workers or (8 if on_gpu else cores()),
         checkpoint_seconds=120.0 if on_gpu else 30.0,
         ray_address=ray_address,
+        compile=compiled,
     )
 
 
@@ -323,11 +288,13 @@ def train(configs: list[RunConfig], setup: Setup, engine: str, tensorboard: bool
     from rich.console import Console
 
     from .engines import View, Views, run_all
-    from .progress import Bars, Lines, TensorBoard, titles
+    from .progress import TensorBoard, display
 
-    console, names = Console(), titles(configs)
+    console = Console()
     if any(config.synthetic for config in configs):
         console.print("[yellow]Made-up data: the numbers say nothing about the real task.")
+    if configs[0].scale != 1:
+        console.print(f"[yellow]Shortened to {configs[0].scale:.3g} of every run's length.")
     without = [] if engine == "ray" else without_data(configs, setup)  # its nodes have their own
     for said in dict.fromkeys(outcome.error for outcome in without):
         if len(without) == len(configs):
@@ -335,9 +302,8 @@ def train(configs: list[RunConfig], setup: Setup, engine: str, tensorboard: bool
         console.print(f"[red]✗[/] {sum(o.error == said for o in without)} runs left out: {said}")
     left_out = {outcome.config.id for outcome in without}
     configs = [config for config in configs if config.id not in left_out]
-    bars = Bars(console, len(configs), names) if console.is_terminal else Lines(console, names)
-    with bars as display:
-        views: list[View] = [display]
+    with display(console, configs) as shown:
+        views: list[View] = [shown]
         if tensorboard:
             views.append(TensorBoard(setup.out / "tensorboard" / setup.name))
         return [*run_all(configs, setup, engine, Views(views)), *without]
@@ -348,8 +314,9 @@ def without_data(configs: list[RunConfig], setup: Setup) -> list[Outcome]:
     from . import data
     from .engines import Outcome
     from .records import FAILED, FINISHED, load_all
+    from .tasks import data_of
 
-    needs = {c.id: str(c.options.get("corpus", c.task)) for c in configs if not c.synthetic}
+    needs = {c.id: data_of(c.task, c.options) for c in configs if not c.synthetic}
     missing: dict[str, str] = {}
     for name in dict.fromkeys(needs.values()):
         try:
@@ -368,8 +335,7 @@ def draw_landscape(
     chosen: Study, configs: list[RunConfig], setup: Setup, outcomes: list[Outcome]
 ) -> None:
     """Figure 2 needs more than its runs: the loss on the plane that their paths span."""
-    ended_well = all(o.status in ("finished", "known") for o in outcomes)
-    if chosen.kind != "landscape" or not ended_well:
+    if chosen.kind != "landscape" or not ended_well(outcomes):
         return
     from rich.console import Console
 
@@ -380,6 +346,18 @@ def draw_landscape(
         print(f"landscape: {draw_for(configs, setup, progress).id}")
 
 
+def ended_well(outcomes: list[Outcome]) -> bool:
+    return all(outcome.status in ("finished", "known") for outcome in outcomes)
+
+
+def conclude(outcomes: list[Outcome], setup: Setup) -> None:
+    """What the runs came to, where their records are, and what to do next; then leave."""
+    from .catalogue import summarize
+
+    summarize(outcomes, setup)
+    leave(outcomes)
+
+
 def leave(outcomes: list[Outcome]) -> None:
     """The exit status: 1 when a run failed, 130 when it was stopped."""
     statuses = {outcome.status for outcome in outcomes}
@@ -387,62 +365,3 @@ def leave(outcomes: list[Outcome]) -> None:
         raise typer.Exit(1)
     if "stopped" in statuses:
         raise typer.Exit(INTERRUPTED)
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """``3`` is the first three, ``0,2`` these two, ``5-9`` five of them."""
-    try:
-        if "," in text:
-            seeds = tuple(int(part) for part in text.split(",") if part)
-        elif "-" in text:
-            first, last = map(int, text.split("-"))
-            seeds = tuple(range(first, last + 1)[: MOST_SEEDS + 1])
-        else:
-            seeds = tuple(range(int(text))[: MOST_SEEDS + 1])
-    except ValueError:
-        seeds = ()
-    if len(seeds) > MOST_SEEDS:
-        raise LabError(f"--seeds asks for more than {MOST_SEEDS} seeds: {text!r}")
-    if not seeds or min(seeds) < 0:
-        raise LabError(f"--seeds takes a count (3), a list (0,2) or a range (5-9), got {text!r}")
-    return seeds
-
-
-def pairs(texts: Iterable[str]) -> dict[str, Any]:
-    return {name: parse(value) for name, value in map(split_pair, texts)}
-
-
-def split_pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise LabError(f"expected name=value, got {text!r}")
-    return name, value
-
-
-def parse(text: str) -> Any:
-    """A JSON value where it is one (1e-3, true, null), as Python writes it too; else the text."""
-    if text in PYTHONS:
-        return PYTHONS[text]
-    try:
-        return json.loads(text, parse_constant=refuse, parse_float=finite_number)
-    except ValueError:
-        return text
-
-
-def parse_list(text: str) -> list[Any]:
-    """Values between commas, those inside brackets excepted: [0.9,0.95],[0.8,0.9] are two."""
-    values = parse(f"[{text}]")
-    found = values if isinstance(values, list) else [parse(part) for part in text.split(",")]
-    unique: list[Any] = []
-    for value in found:
-        if not any(value == other and type(value) is type(other) for other in unique):
-            unique.append(value)
-    return unique
-
-
-def finite_number(text: str) -> float:
-    return number if math.isfinite(number := float(text)) else refuse(text)
-
-
-def refuse(constant: str) -> NoReturn:
-    raise LabError(f"{constant} is not a value that a run can have")

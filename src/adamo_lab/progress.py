@@ -92,7 +92,8 @@ class Bars:
         config = outcome.config
         if config.id in self.bars:
             self.progress.remove_task(self.bars.pop(config.id))
-        self.progress.advance(self.all)
+        if outcome.status != STOPPED:
+            self.progress.advance(self.all)
         self.progress.console.print(self.notes.verdict(outcome))
 
 

@@ -70,7 +70,7 @@ CONSTANT = {"schedule": "constant"}  # the learning rate, unless asked otherwise
 
 TASKS = {
     "cifar100": Info(
-        "ResNet-18 on CIFAR-100, the paper's protocol (needs the data; a GPU is advised)",
+        "ResNet-18 on CIFAR-100, the paper's protocol (take a GPU)",
         300,
         {
             "batch": 128,
@@ -87,13 +87,13 @@ TASKS = {
         {"schedule": "step"},  # of the learning rate, until SWA has its own; the paper's drops
     ),
     "digits": Info(
-        "a small BatchNorm network on scikit-learn's handwritten digits: seconds on a CPU",
+        "a small BatchNorm network on handwritten digits: seconds on a CPU",
         40,
         {"batch": 50, "width": 32, **WATCHING},
         CONSTANT,
     ),
     "gpt": Info(
-        "a modern GPT on the bytes of enwik8: QK-norm, rotary, ReLU² (a GPU is advised)",
+        "a modern GPT with QK-norm on the bytes of enwik8 (take a GPU)",
         150,
         {
             "text": "enwik8",  # "topics": what Python's help() shows
@@ -160,7 +160,7 @@ TASKS = {
         CONSTANT,
     ),
     "vit": Info(
-        "a small vision transformer with QK-norm on CIFAR-100 (a GPU is advised)",
+        "a vision transformer with QK-norm on CIFAR-100 (take a GPU)",
         100,
         {
             "layers": 9,
