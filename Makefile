@@ -13,6 +13,7 @@ PACKAGE_ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+LAB := $(VENV)/.installed-lab
 PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
@@ -24,13 +25,15 @@ help:  ## list the targets
 
 venv: $(STAMP)  ## make .venv and install the package into it with everything for development
 
-# An environment that is there and has pip is kept; a missing or broken one is made anew.
-$(STAMP): pyproject.toml constraints-dev.txt setup.py $(wildcard src/adamo_optim/native/*.[ch])
+# An environment that is there and has pip is kept; a missing or broken one is made anew. The demo
+# needs less than development does.
+SOURCES := pyproject.toml constraints-dev.txt setup.py $(wildcard src/adamo_optim/native/*.[ch])
+$(STAMP) $(LAB): $(SOURCES)
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(PIP_INSTALL) -e '.[dev]'
-	@touch $@
+	$(PIP_INSTALL) -e '.[$(if $(filter $(LAB),$@),lab,dev)]'
+	@touch $@ $(LAB)
 
-demo: $(STAMP)  ## AdamW, AdamO and AngularAdamW side by side: about three minutes, then a page of pictures
+demo: $(LAB)  ## AdamW, AdamO and AngularAdamW side by side: about three minutes, then a page of pictures
 	$(VENV)/bin/adamo-lab demo $(DEMO_ARGS)
 
 # Two workers with one thread each: more threads than cores make small tensor operations slower.
