@@ -101,10 +101,7 @@ def stacked(folders: list[Path]) -> Tensor:
 
 
 @pytest.mark.usefixtures("quadratic")
-def test_plane_and_losses_equal_the_closed_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subject, "SLICE", 4)  # two slices of six weights
+def test_plane_and_losses_equal_the_closed_form(tmp_path: Path) -> None:
     runs = both(tmp_path, "sgd", "adam")
     folders = sorted(runs, key=lambda f: f.name)
     seen: list[tuple[int, int]] = []

@@ -19,6 +19,7 @@ import lab_fixtures as made
 from adamo_lab import claims, tables
 from adamo_lab.errors import LabError
 from adamo_lab.figures.curves import draw as draw_curves
+from adamo_lab.figures.dynamics import QUANTITIES
 from adamo_lab.figures.dynamics import draw as draw_dynamics
 from adamo_lab.figures.look import canvas, power
 from adamo_lab.figures.maps import landscapes
@@ -464,20 +465,21 @@ def test_figures_are_files_too(page: Path) -> None:
     names = {p.stem for p in (page.parent / "figures").glob("*.svg")}
     expected = {
         "fig1-boundaries", "fig2-landscape", "fig2-gradient_norm", "fig4-heat-map-adamo_paper",
-        "fig4-heat-map-adamw", "table2-test_accuracy", "table2-train_loss", "table2-layer-norms",
-        "table2-layer-angles", "table2-layers-adamo",
+        "fig4-heat-map-adamw", "table2-test_accuracy", "table2-train_loss", "table2-layers-norm",
+        "table2-layers-angle", "table2-layers-tau",
         "language-corpus-shakespeare-valid_loss", "yours-yours-30-epochs-valid_loss",
     }  # fmt: skip
     assert expected <= names
 
 
-def test_angles_are_drawn_side_by_side_where_others_than_adamo_have_them() -> None:
-    names = set()
-    for study in ("table1", "table2"):
-        (group,) = grouped(*made.study_records(study, seeds=(0,)))[study]
-        names |= {drawing.name for drawing in draw_dynamics(group, set())}
-    assert {"table1-layer-norms", "table2-layer-norms", "table2-layer-angles"} <= names
-    assert "table1-layer-angles" not in names  # as in the records of the first versions
+def test_layers_are_drawn_where_a_run_tells_of_them_and_once() -> None:
+    (group,) = grouped(*made.study_records("table1", seeds=(0,)))["table1"]
+    seen: set[str] = set()
+    found = {drawing.name: drawing.alt for drawing in draw_dynamics(group, seen)}
+    assert {*found} == {f"table1-layers-{key}" for key in QUANTITIES}
+    assert "AdamW, tuned" in found["table1-layers-norm"]
+    assert "AdamW" not in found["table1-layers-tau"]
+    assert draw_dynamics(group, seen) == []
 
 
 def test_the_landscape_with_the_most_paths_is_drawn() -> None:

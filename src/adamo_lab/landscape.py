@@ -1,10 +1,7 @@
 """The training loss in the plane that holds most of the paths of several runs; figure 2.
 
 The plane goes through the mean of all weight snapshots, along their first two principal directions.
-With n snapshots of d weights these follow from the n × n Gram matrix of the centred snapshots,
-Xc Xcᵀ = U Λ Uᵀ: the directions are Xcᵀ U Λ^-½ and the coordinates U Λ^½. It is summed over slices
-of the weights that are read from disk as they are needed, so that neither a d × d matrix nor all
-snapshots are ever in memory. Nothing imports torch before it is needed.
+Nothing imports torch before it is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 MARGIN = 0.15  # of the paths' extent, on each side
 EXAMPLES = 5000  # the loss is the mean over the first batches that hold this many
-SLICE = 1 << 18  # weights at a time: 80 snapshots of them in double are 170 MB
 POINTS = 31  # of the grid, in each direction
 FLAT = 1e-10  # the second direction's variance over the first's below which there is no plane
 
@@ -222,44 +218,19 @@ def plane_of(snapshots: Sequence[Tensor], device: torch.device) -> Plane:
     """The first two principal directions of the snapshots."""
     import torch
 
-    count, size = len(snapshots), len(snapshots[0])
-    if any(len(weights) != size for weights in snapshots):
+    if len({len(weights) for weights in snapshots}) > 1:
         raise LabError("the runs' models differ in size; one plane needs one model")
-    gram = torch.zeros(count, count, dtype=torch.float64, device=device)
-    mean = torch.empty(size, device=device)
-    for part, centred, average in slices(snapshots, device):
-        gram += centred @ centred.T
-        mean[part] = average.float()
-    values, vectors = torch.linalg.eigh(gram)  # ascending
-    if count < 3 or values[-2] <= FLAT * values[-1]:
+    rows = torch.stack([*snapshots]).to(device).double()  # [snapshots, weights]
+    mean = rows.mean(0)
+    left, values, directions = torch.linalg.svd(rows - mean, full_matrices=False)
+    if len(rows) < 3 or values[1] ** 2 <= FLAT * values[0] ** 2:
         raise LabError("the snapshots lie on one line, which makes no plane; train for more epochs")
-    values, vectors = values[-2:].flip(0), vectors[:, -2:].flip(1)
-    vectors = vectors * signs(vectors)
-    directions = torch.empty(2, size, device=device)
-    for part, centred, _ in slices(snapshots, device):
-        directions[:, part] = ((vectors / values.sqrt()).T @ centred).float()
-    first, second = (values / gram.trace()).tolist()
-    coordinates = (vectors * values.sqrt()).cpu()
-    return Plane(mean, directions[0], directions[1], coordinates, (first, second))
-
-
-def slices(
-    snapshots: Sequence[Tensor], device: torch.device
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which weights, the centred snapshots of them [snapshots, part] and their mean, in double."""
-    import torch
-
-    for start in range(0, len(snapshots[0]), SLICE):
-        part = slice(start, start + SLICE)
-        rows = torch.stack([weights[part] for weights in snapshots]).to(device).double()
-        average = rows.mean(0)
-        yield part, rows - average, average
-
-
-def signs(vectors: Tensor) -> Tensor:
-    """An eigenvector has no sign: let the entry that is farthest from zero be positive."""
-    farthest = vectors.abs().argmax(0, keepdim=True)
-    return vectors.gather(0, farthest).sign()
+    # a direction has no sign: let the snapshot that is farthest out lie on its positive side
+    signs = left[:, :2].gather(0, left[:, :2].abs().argmax(0, keepdim=True)).sign()
+    across, up = (signs.T * directions[:2]).float()
+    first, second = (values.square() / values.square().sum())[:2].tolist()
+    coordinates = (signs * left[:, :2] * values[:2]).cpu()
+    return Plane(mean.float(), across, up, coordinates, (first, second))
 
 
 def axis_of(coordinate: Tensor, points: int) -> Tensor:
