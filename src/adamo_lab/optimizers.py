@@ -60,80 +60,51 @@ ADAMO = {
 # So AngularAdamW's; its lr and weight_decay are AdamW's of the task.
 ANGULAR = {"angular_rms": 0.015, "max_angle": 0.05}
 
-# --- CIFAR-100: section 3.1 of the paper. τ_target is printed nowhere; 1 makes Eq. 6 read η_ρ/√τ.
+
+def common(lr: float, decay: float, adamp_decay: float = 0.01) -> dict[str, Hyper]:
+    """Settings at one learning rate, SGD's apart."""
+    return {
+        "adam": {"lr": lr},
+        "adamw": {"lr": lr, "weight_decay": decay},
+        "adamp": {"lr": lr, "weight_decay": adamp_decay, "delta": 0.1, "wd_ratio": 0.1},
+        "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+        "angular": {**ANGULAR, "lr": lr, "weight_decay": decay},
+        "adamo": {**ADAMO, "lr": lr},
+    }
+
+
+# CIFAR-100: section 3.1 of the paper. τ_target is printed nowhere; 1 makes Eq. 6 read η_ρ/√τ.
 # "late" takes effect when the protocol switches projection on (epoch 200 of 300).
-LATE = {"delta": 0.1, "wd_ratio": 0.5}
-PAPER = {
-    "lr": 8e-4,
-    "radial_lr": 5e-3,
-    "weight_decay": 2e-4,
-    "curvature_target": 1.0,
-    "guard": False,
-}
-CIFAR100: dict[str, Hyper] = {
-    "adam": {"lr": 8e-4},
-    "adamw": {"lr": 8e-4, "weight_decay": 0.01},
-    "adamp": {"lr": 8e-4, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
+LATE = {"late": {"delta": 0.1, "wd_ratio": 0.5}}
+PAPER = {"radial_lr": 5e-3, "weight_decay": 2e-4, "curvature_target": 1.0, "guard": False}
+FULL = {**PAPER, **LATE, "lr": 8e-4}
+CIFAR100 = {
+    **common(8e-4, 0.01),
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "swa_lr": 0.0125},
-    "angular": {**ANGULAR, "lr": 8e-4, "weight_decay": 0.01},
-    "adamo": {**ADAMO, "lr": 8e-4},
-    "adamo_paper": {**PAPER, "late": LATE},
-    "adamo_isotropic": {**PAPER, "late": LATE, "decay_lr": "tangential"},
-    "adamo_no_projection": {**PAPER},
-    "adamo_no_dimension": {**PAPER, "late": LATE, "low_dim": None},
-    "adamo_no_curvature": {**PAPER, "late": LATE, "curvature_target": None},
+    "adamo_paper": FULL,
+    "adamo_isotropic": {**FULL, "decay_lr": "tangential"},
+    "adamo_no_projection": {**PAPER, "lr": 8e-4},
+    "adamo_no_dimension": {**FULL, "low_dim": None},
+    "adamo_no_curvature": {**FULL, "curvature_target": None},
 }
 
-# --- Modular addition, appendix A.5: "learning rate 10⁻³ and weight decay 1.0" for every optimizer.
+# Modular addition, appendix A.5: "learning rate 10⁻³ and weight decay 1.0" for every optimizer.
 # That is AdamW's decay; the literal AdamO with λ = 1 destroys its weights, and is kept to show it.
-GROKKING: dict[str, Hyper] = {
-    "adam": {"lr": 1e-3},
-    "adamw": {"lr": 1e-3, "weight_decay": 1.0},
-    "adamp": {"lr": 1e-3, "weight_decay": 1.0, "delta": 0.1, "wd_ratio": 0.1},
-    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "angular": {**ANGULAR, "lr": 1e-3, "weight_decay": 1.0},
-    "adamo": {**ADAMO, "lr": 1e-3},
-    "adamo_paper": {
-        "lr": 1e-3,
-        "radial_lr": 1e-3,
-        "weight_decay": 1.0,
-        "curvature_target": 1.0,
-        "guard": False,
-    },
+GROKKING = {
+    **common(1e-3, 1.0, adamp_decay=1.0),
+    "adamo_paper": {**PAPER, "lr": 1e-3, "radial_lr": 1e-3, "weight_decay": 1.0},
     "adamo_isotropic": {**ADAMO, "lr": 1e-3, "weight_decay": 1.0, "decay_lr": "tangential"},
-    "adamo_no_projection": {**ADAMO, "lr": 1e-3},
-    "adamo_no_dimension": {**ADAMO, "lr": 1e-3, "low_dim": None},
-    "adamo_no_curvature": {**ADAMO, "lr": 1e-3, "curvature_target": None},
 }
 
-SMALL: dict[str, Hyper] = {  # digits, and the start for a model of your own
-    "adam": {"lr": 1e-3},
-    "adamw": {"lr": 1e-3, "weight_decay": 0.1},
-    "adamp": {"lr": 1e-3, "weight_decay": 0.01, "delta": 0.1, "wd_ratio": 0.1},
-    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "angular": {**ANGULAR, "lr": 1e-3, "weight_decay": 0.1},
-    "adamo": {**ADAMO, "lr": 1e-3},
-    "adamo_paper": {**PAPER, "late": LATE},
-    "adamo_isotropic": {**ADAMO, "lr": 1e-3, "decay_lr": "tangential"},
-    "adamo_no_projection": {**ADAMO, "lr": 1e-3},
-    "adamo_no_dimension": {**ADAMO, "lr": 1e-3, "low_dim": None},
-    "adamo_no_curvature": {**ADAMO, "lr": 1e-3, "curvature_target": None},
-}
-
-TOY2D: dict[str, Hyper] = {
-    **{name: {**hyper, "lr": 1e-2} for name, hyper in SMALL.items()},
-    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-    "adamo_paper": {**PAPER, "lr": 1e-2},
-}
-
-LANGUAGE: dict[str, Hyper] = {
-    **{name: {**hyper, "lr": 2e-3} for name, hyper in SMALL.items()},
+SMALL = {**common(1e-3, 0.1), "adamo_paper": FULL}  # digits, and the start for your model
+TOY2D = {**common(1e-2, 0.1), "adamo_paper": {**PAPER, "lr": 1e-2}}
+LANGUAGE = {
+    **common(2e-3, 0.1),
     "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
     "adamo_paper": {**PAPER, "lr": 2e-3},
 }
-
-VIT: dict[str, Hyper] = {
-    **{name: hyper for name, hyper in SMALL.items() if name != "sgd"},
+VIT = {
+    **{name: hyper for name, hyper in common(1e-3, 0.1).items() if name != "sgd"},
     "muon": {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95},
     "adamo_paper": {**PAPER, "lr": 1e-3},
 }
@@ -196,11 +167,10 @@ def build(
     arguments = {k: v for k, v in hyper.items() if k not in OWN}
     if graph:
         arguments["lr"] = torch.tensor(float(hyper["lr"]), device=device)
-    make = MAKERS[what.kind]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            optimizer = make(model, example, what, arguments, graph)
+            optimizer = make(what, model, example, arguments, graph)
         except (TypeError, ValueError) as error:
             raise LabError(f"{name} refused its hyper-parameters: {error}") from error
     return optimizer, [str(w.message) for w in caught]
@@ -211,32 +181,46 @@ def fusible(model: nn.Module) -> bool:
     return not any(p.is_complex() for p in model.parameters())
 
 
-def adam(
-    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
+def make(
+    what: Entry, model: nn.Module, example: Any, arguments: Hyper, graph: bool
 ) -> torch.optim.Optimizer:
-    """Adam as the tables mean it: without decay, unless ``weight_decay`` asks for coupled L2."""
-    import torch
+    """AngularAdamW without an example batch, or without norm layers, is AdamW."""
+    from adamo_optim import param_groups
 
-    return torch.optim.Adam(model.parameters(), fused=fusible(model), capturable=graph, **arguments)
+    cls: Any = class_of(what.kind)
+    if what.kind == "muon":
+        if graph:
+            raise LabError("torch's Muon cannot be captured into a CUDA graph; use --engine serial")
+        return cls(model, fused=fusible(model), **arguments)
+    if what.kind == "adamp":
+        return cls(model.parameters(), compiled=graph, **arguments)
+    if what.kind == "sgd":
+        return cls(model.parameters(), fused=fusible(model), **arguments)
+    if what.kind == "adam":  # without decay, unless ``weight_decay`` asks for coupled L2
+        return cls(model.parameters(), fused=fusible(model), capturable=graph, **arguments)
+    if what.kind == "adamw":
+        groups = adamw_groups(model, example, arguments)
+        return cls(groups, fused=fusible(model), capturable=graph, **arguments)
+    slow = environment.slow_backend(next(model.parameters()).device)
+    if slow and what.kind == "adamo":
+        warnings.warn(slow, stacklevel=1)
+    found = param_groups(model, example) if what.rules == "model" else model.named_parameters()
+    return cls(found, capturable=graph, **arguments)
 
 
-def adamw(
-    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
-) -> torch.optim.Optimizer:
-    """AdamW; ``decay_vectors=False`` takes biases and norm layers out of its decay.
+def adamw_groups(model: nn.Module, example: Any, arguments: Hyper) -> list[Hyper]:
+    """``decay_vectors=False`` takes biases and norm layers out of AdamW's decay.
 
     ``turning_lr=4`` gives scale-invariant weights four times the learning rate.
     """
-    import torch
-
-    groups: Any = [{"params": list(model.parameters())}]
+    groups: list[Hyper] = [{"params": list(model.parameters())}]
     if not arguments.pop(DECAY_VECTORS, True):
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         matrices = [p for p in model.parameters() if p.dim() > 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     if factor := arguments.pop(TURNING_LR, None):
         groups = with_faster_turns(groups, model, example, factor, arguments["lr"])
-    return torch.optim.AdamW(groups, fused=fusible(model), capturable=graph, **arguments)
+    return groups
 
 
 def with_faster_turns(
@@ -252,63 +236,6 @@ def with_faster_turns(
     ids = {id(p) for p in turning}
     rest = [{**g, "params": [p for p in g["params"] if id(p) not in ids]} for g in groups]
     return [*rest, {"params": turning, "lr": lr * factor, LR_FACTOR: factor}]
-
-
-def muon(
-    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
-) -> torch.optim.Optimizer:
-    from .muon import MuonAdamW
-
-    if graph:
-        raise LabError("torch's Muon cannot be captured into a CUDA graph; use --engine serial")
-    return MuonAdamW(model, fused=fusible(model), **arguments)
-
-
-def adamp(
-    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
-) -> torch.optim.Optimizer:
-    from .adamp import AdamP
-
-    return AdamP(model.parameters(), compiled=graph, **arguments)
-
-
-def sgd(
-    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
-) -> torch.optim.Optimizer:
-    import torch
-
-    return torch.optim.SGD(model.parameters(), fused=fusible(model), **arguments)
-
-
-def adamo(
-    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
-) -> torch.optim.Optimizer:
-    from adamo_optim import AdamO, param_groups
-
-    if slow := environment.slow_backend(next(model.parameters()).device):
-        warnings.warn(slow, stacklevel=1)
-    groups = param_groups(model, example) if what.rules == "model" else model.named_parameters()
-    return AdamO(groups, capturable=graph, **arguments)
-
-
-def angular(
-    model: nn.Module, example: Any, what: Entry, arguments: Hyper, graph: bool
-) -> torch.optim.Optimizer:
-    """AngularAdamW; without an example batch, or without norm layers, it is AdamW."""
-    from adamo_optim import AngularAdamW, param_groups
-
-    return AngularAdamW(param_groups(model, example), capturable=graph, **arguments)
-
-
-MAKERS = {
-    "adam": adam,
-    "adamw": adamw,
-    "adamp": adamp,
-    "sgd": sgd,
-    "muon": muon,
-    "adamo": adamo,
-    "angular": angular,
-}
 
 
 def check_own(name: str, hyper: Mapping[str, Any]) -> None:
@@ -329,6 +256,14 @@ def check_own(name: str, hyper: Mapping[str, Any]) -> None:
 
 def legal_arguments(name: str) -> set[str]:
     """The hyper-parameters that an optimizer takes."""
+    kind = entry(name).kind
+    legal = {*inspect.signature(class_of(kind).__init__).parameters} | {*OWN}
+    legal -= {"self", "params", "model", "capturable", "compiled", "differentiable"}
+    legal -= {"fused", "foreach"} if kind != "adamo" else set()
+    return legal | {DECAY_VECTORS, TURNING_LR} if kind == "adamw" else legal
+
+
+def class_of(kind: str) -> type:
     import torch
 
     from adamo_optim import AdamO, AngularAdamW
@@ -336,21 +271,6 @@ def legal_arguments(name: str) -> set[str]:
     from .adamp import AdamP
     from .muon import MuonAdamW
 
-    classes: dict[str, type] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "adamp": AdamP,
-        "sgd": torch.optim.SGD,
-        "muon": MuonAdamW,
-        "adamo": AdamO,
-        "angular": AngularAdamW,
-    }
-    kind = entry(name).kind
-    legal = {*inspect.signature(classes[kind].__init__).parameters} - {
-        "self",
-        "params",
-        "model",
-    } | {*OWN}
-    legal -= {"capturable", "compiled", "differentiable"}  # the loop's business
-    legal -= {"fused", "foreach"} if kind != "adamo" else set()
-    return legal | {DECAY_VECTORS, TURNING_LR} if kind == "adamw" else legal
+    ours = {"adamp": AdamP, "muon": MuonAdamW, "adamo": AdamO, "angular": AngularAdamW}
+    theirs = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    return {**ours, **theirs}[kind]

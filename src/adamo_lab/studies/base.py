@@ -113,6 +113,11 @@ class Claim:
         return self.sides.split()[2]
 
 
+def claims(source: str, metric: str, sides: Mapping[str, str]) -> tuple[Claim, ...]:
+    """Several from one place about one metric: ``{text: sides}``."""
+    return tuple(Claim(text, metric, side, source) for text, side in sides.items())
+
+
 @dataclass(frozen=True)
 class Study:
     """A table or figure: its records are the file of its name."""

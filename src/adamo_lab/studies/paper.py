@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .base import Arm, Claim, Metric, Runs, Study, arm, arms, trials
+from .base import Arm, Claim, Metric, Runs, Study, arm, arms, claims, trials
 
 OURS = "ours, not the paper's"
 CORPORA = ("shakespeare", "wikitext2")  # characters, words
@@ -64,45 +64,31 @@ TABLE1 = Study(
         )
     },
     claims=(
-        *(
-            Claim(text, "swa_test_accuracy", sides, source)
-            for text, sides, source in (
-                ("AdamO is more accurate than AdamW.", "adamo_paper > adamw", "Table 1"),
-                (
-                    "AdamO is more accurate than AdamP.",
-                    "adamo_paper > adamp",
-                    "Table 1, conclusion",
+        *claims(
+            "Table 1",
+            "swa_test_accuracy",
+            {
+                "AdamO is more accurate than AdamW.": "adamo_paper > adamw",
+                "AdamO is more accurate than AdamP.": "adamo_paper > adamp",
+                "AdamP is slightly more accurate than AdamW.": "adamp > adamw",
+                "Without projection AdamO is less accurate.": "adamo_no_projection < adamo_paper",
+                "Without the rule for low-dimensional parameters AdamO is less accurate.": (
+                    "adamo_no_dimension < adamo_paper"
                 ),
-                ("AdamP is slightly more accurate than AdamW.", "adamp > adamw", "Table 1"),
-                (
-                    "With isotropic decay AdamO is less accurate.",
-                    "adamo_isotropic < adamo_paper",
-                    "section 3.2",
+                "Without curvature adaptation AdamO is less accurate.": (
+                    "adamo_no_curvature < adamo_paper"
                 ),
-                (
-                    "Without projection AdamO is less accurate.",
-                    "adamo_no_projection < adamo_paper",
-                    "Table 1",
-                ),
-                (
-                    "Without the rule for low-dimensional parameters AdamO is less accurate.",
-                    "adamo_no_dimension < adamo_paper",
-                    "Table 1",
-                ),
-                (
-                    "Without curvature adaptation AdamO is less accurate.",
-                    "adamo_no_curvature < adamo_paper",
-                    "Table 1",
-                ),
-            )
+                "With isotropic decay AdamO is less accurate.": "adamo_isotropic < adamo_paper",
+            },
         ),
         Claim(
             "AdamO-Isotropic is indistinguishable from AdamW (within half a point).",
             *("swa_test_accuracy", "adamo_isotropic = adamw", "section 3.2", 0.005),
         ),
-        Claim(
-            "AdamO ends with a smaller parameter norm than AdamW.",
-            *("weight_norm", "adamo_paper < adamw", "section 3.3"),
+        *claims(
+            "section 3.3",
+            "weight_norm",
+            {"AdamO ends with a smaller parameter norm than AdamW.": "adamo_paper < adamw"},
         ),
     ),
 )
@@ -120,25 +106,26 @@ TABLE2 = Study(
         "adamo_paper": {"test_accuracy": percent(99.13), "grokking_epoch": (2785, None)},
     },
     claims=(
-        Claim(
-            "AdamO reaches a higher final accuracy than AdamW.",
-            *("test_accuracy", "adamo_paper > adamw", "Table 2"),
+        *claims(
+            "Table 2",
+            "test_accuracy",
+            {
+                "AdamO reaches a higher final accuracy than AdamW.": "adamo_paper > adamw",
+                "AdamO reaches a higher final accuracy than AdamP.": "adamo_paper > adamp",
+                "Adam generalizes less than AdamW (ours has no decay; the paper does not say).": (
+                    "adam < adamw"
+                ),
+            },
         ),
-        Claim(
-            "AdamO reaches a higher final accuracy than AdamP.",
-            *("test_accuracy", "adamo_paper > adamp", "Table 2"),
+        *claims(
+            "Table 2",
+            "grokking_epoch",
+            {"AdamO groks later than AdamW.": "adamo_paper > adamw"},
         ),
-        Claim(
-            "AdamO groks later than AdamW.",
-            *("grokking_epoch", "adamo_paper > adamw", "Table 2"),
-        ),
-        Claim(
-            "AdamO with its defaults groks earlier than AdamW.",
-            *("grokking_epoch", "adamo < adamw", OURS),
-        ),
-        Claim(
-            "Adam generalizes less than AdamW (ours has no decay; the paper does not say).",
-            *("test_accuracy", "adam < adamw", "Table 2"),
+        *claims(
+            OURS,
+            "grokking_epoch",
+            {"AdamO with its defaults groks earlier than AdamW.": "adamo < adamw"},
         ),
     ),
 )
@@ -154,15 +141,17 @@ TABLE3 = Study(
         "adamo_isotropic": {"test_accuracy": percent(98.95)},
         "adamo": {"test_accuracy": percent(99.13)},
     },
-    claims=(
-        Claim(
-            "Radial decay reaches a higher accuracy than isotropic decay within AdamO.",
-            *("test_accuracy", "adamo > adamo_isotropic", "Table 3"),
-        ),
-        Claim(
-            "With isotropic decay AdamO reaches a lower accuracy than AdamW.",
-            *("test_accuracy", "adamo_isotropic < adamw", "Table 3"),
-        ),
+    claims=claims(
+        "Table 3",
+        "test_accuracy",
+        {
+            "Radial decay reaches a higher accuracy than isotropic decay within AdamO.": (
+                "adamo > adamo_isotropic"
+            ),
+            "With isotropic decay AdamO reaches a lower accuracy than AdamW.": (
+                "adamo_isotropic < adamw"
+            ),
+        },
     ),
 )
 
@@ -173,15 +162,13 @@ LANGUAGE = Study(
     about="A small GPT on Tiny Shakespeare (characters) and WikiText-2 (words).",
     runs=tuple(Runs("language", 50, LANGUAGE_ROWS, {"corpus": corpus}) for corpus in CORPORA),
     metrics=(LOSS, Metric("valid_perplexity", "perplexity", higher_is_better=False)),
-    claims=(
-        Claim(
-            "AdamO generalizes better than AdamW on language tasks.",
-            *("valid_loss", "adamo_paper < adamw", "abstract"),
-        ),
-        Claim(
-            "AdamO generalizes better than AdamP on language tasks.",
-            *("valid_loss", "adamo_paper < adamp", "conclusion"),
-        ),
+    claims=claims(
+        "abstract",
+        "valid_loss",
+        {
+            "AdamO generalizes better than AdamW on language tasks.": "adamo_paper < adamw",
+            "AdamO generalizes better than AdamP on language tasks.": "adamo_paper < adamp",
+        },
     ),
 )
 
@@ -211,13 +198,15 @@ FIG2 = Study(
     runs=(Runs("digits", 40, arms("adamw", "adamo"), {"watch": True, "snapshots": True}),),
     metrics=(VARIATION, NORM),
     claims=(
-        Claim(
-            "AdamO reduces the fluctuations of the gradient's norm.",
-            *("gradient_norm_variation", "adamo < adamw", "section 3.3"),
+        *claims(
+            "section 3.3",
+            "gradient_norm_variation",
+            {"AdamO reduces the fluctuations of the gradient's norm.": "adamo < adamw"},
         ),
-        Claim(
-            "AdamO ends with a smaller parameter norm.",
-            *("weight_norm", "adamo < adamw", "section 3.3"),
+        *claims(
+            "section 3.3",
+            "weight_norm",
+            {"AdamO ends with a smaller parameter norm.": "adamo < adamw"},
         ),
     ),
 )
