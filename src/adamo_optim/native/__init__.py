@@ -174,14 +174,12 @@ class Work(Native):
     def lists_of(self, w: list[Tensor], g: list[Tensor | None]) -> dict[str, list[Any]]:
         bucket, plan = self.bucket, self.plan
         m, v, previous = map(plan.real, plan.buffers)
-        seeds = zip(bucket.seeds, bucket.stochastic, strict=True)
-        return {
-            **{"w": w, "g": g, "m": m, "v": v, "previous": previous},
-            "slices": list(map(slice_of, g, bucket.rows)) if any(bucket.rows) else list(g),
-            **{"columns": plan.columns, "blocks": plan.blocks},
-            "seeds": [seed if drawn else None for seed, drawn in seeds],
-            "ratios": bucket.ratios,
-        }
+        pairs = zip(bucket.seeds, bucket.stochastic, strict=True)
+        seeds = [seed if drawn else None for seed, drawn in pairs]
+        slices = list(map(slice_of, g, bucket.rows)) if any(bucket.rows) else list(g)
+        tensors = {"w": w, "g": g, "m": m, "v": v, "previous": previous, "slices": slices}
+        numbers = {"columns": plan.columns, "blocks": plan.blocks, "seeds": seeds}
+        return {**tensors, **numbers, "ratios": bucket.ratios}
 
     def lay_out(self, i: int) -> None:
         g, like = self.lists["g"][i], self.lists["previous"][i]

@@ -25,15 +25,36 @@
 #include <string.h>
 
 #include "floats.h"
+
+/* The rows of a parameter have taken as many steps, so the laws ask for the same powers of the same
+   four betas again and again; pow() was a third of their time. */
+static double remembered_power(double base, double exponent)
+{
+    static _Thread_local struct { double base, exponent, power; } known[4];
+    static _Thread_local unsigned next;
+    for (int i = 0; i < 4; i++)
+        if (known[i].base == base && known[i].exponent == exponent && exponent > 0)
+            return known[i].power;
+    const double power = pow(base, exponent);
+    known[next % 4].base = base;
+    known[next % 4].exponent = exponent;
+    known[next++ % 4].power = power;
+    return power;
+}
+
+#define pow remembered_power
 #include "law.h"
+#undef pow
+
 #include "tensors.h"
 #include "threads.h"
 
 enum {
     LANES = 8,      /* partial sums of an inner product */
-    TILE = 128,     /* entries that a pass handles at a time; a multiple of LANES */
+    TILE = 256,     /* entries that a pass handles at a time; a multiple of LANES */
     CHUNK = 16384,  /* entries of a task, and of one term in a total; a multiple of TILE */
     WHOLE = 4,      /* a block of more chunks than these is split */
+    AHEAD = 512,    /* entries by which memory is asked for in advance, where no row comes next */
     SUMS = 5,       /* what pass 1 reduces: the first fields of a row, ww to mw */
     PRODUCTS = 2,   /* what pass 2 reduces: uw and uu */
     TURN_SUMS = 4,  /* what pass 1 reduces of a weight that turns: ww to mm */
@@ -135,6 +156,7 @@ struct Member {
     bool turns;                     /* which of the two optimizers it is updated by */
     Pass *const *passes;            /* by phase */
 
+    int64_t ahead;                  /* where the entries lie that come to be needed next */
     int64_t per_task;               /* blocks of a task; 0: it is a single one, and split */
     int64_t tasks, taken, finished; /* of a split one, of this phase. Guarded by the job's lock. */
     Phase phase;                    /* of a split one */
@@ -277,9 +299,9 @@ static Span chunk_of(const Member *member, int64_t block, int64_t chunk)
 }
 
 /* The passes over a block that is not split. */
-static void run_block(const Member *member, int64_t block, Law *law, Phase only)
+static void run_block(const Member *member, int64_t block, Law *law, Phase only, void *u)
 {
-    double u[CHUNK], total[SUMS], sums[SUMS] = {0};
+    double total[SUMS], sums[SUMS] = {0};
     void *kept = member->chunks == 1 && only == DONE ? u : NULL;
     for (Phase phase = begin(member, law, only); phase != DONE;) {
         memset(total, 0, sizeof total);
@@ -340,11 +362,13 @@ static void run_chunk(const Member *member, int64_t task)
 static void run_blocks(const Job *job, const Member *member, int64_t task)
 {
     Law law;
+    double u[CHUNK];
     const int64_t first = task * member->per_task, end = min(first + member->per_task, member->blocks);
+    const int known = job->only == DONE ? RECORD : MATRICES; /* a whole step writes all of its record */
     gather(job->table, member->column + first, OPTIONS, MEMORY, &law);
     for (int64_t block = first; block < end; block++) {
-        gather(job->table, member->column + block, MEMORY, MATRICES, &law);
-        run_block(member, block, &law, job->only);
+        gather(job->table, member->column + block, MEMORY, known, &law);
+        run_block(member, block, &law, job->only, u);
         scatter(job->table, member->column + block, &law);
     }
 }
@@ -384,6 +408,7 @@ static void work(void *argument)
 static void divide(Member *member, const Job *job)
 {
     member->chunks = (member->length + CHUNK - 1) / CHUNK;
+    member->ahead = member->blocks > 1 ? member->length : AHEAD;
     const bool split = member->blocks == 1 && member->chunks > WHOLE;
     member->per_task = split ? 0 : max(1, CHUNK / max(1, member->length));
     member->tasks = split ? member->chunks : (member->blocks - 1) / member->per_task + 1;
