@@ -1,4 +1,19 @@
-"""What a study is: runs, what to read off them, what the paper printed, and claims to decide."""
+"""What a study is: runs, what to read off them, what the paper printed, and claims to decide.
+
+A new one is a value in a file of this folder, listed in ``__init__``; commands, report and verdicts
+follow from it::
+
+    GPT = Study(
+        name="evidence-gpt",  # its records: evidence-gpt.jsonl.gz
+        title="A GPT on enwik8",
+        about="AdamW's and AngularAdamW's trials at equal budgets.",
+        kind="trials",
+        runs=(Runs("gpt", 150, (*trials("adamw", lr=(1e-3, 2e-3), weight_decay=(0.1, 0.5)),
+                                *trials("angular", lr=(1e-3, 2e-3), weight_decay=(0.1,)))),),
+        metrics=(Metric("valid_loss", "validation loss", higher_is_better=False, digits=4),),
+        seeds=(0,),
+    )
+"""
 
 from __future__ import annotations
 
