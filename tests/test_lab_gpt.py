@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from adamo_lab import data
+from adamo_lab.engines import Setup, run_all
 from adamo_lab.errors import LabError
 from adamo_lab.optimizers import build, settings
 from adamo_lab.records import RunConfig
@@ -269,6 +270,26 @@ def test_faster_turns_are_those_of_queries_and_keys(tmp_path: Path) -> None:
     assert rates == {
         name: pytest.approx(4 * usual if name in turning else usual) for name in names.values()
     }
+
+
+def test_captured_steps_read_a_faster_rate_of_their_own() -> None:
+    """A CUDA graph reads learning rates from tensors: one a group, filled in place."""
+    it = task("gpt")
+    hyper = settings("gpt", "adamw", {"turning_lr": 4.0})
+    optimizer, _ = build("adamw", hyper, new_model(it), it.example(), graph=True)
+    usual, turning = (group["lr"] for group in optimizer.param_groups)
+    assert usual is not turning
+    assert turning.item() == pytest.approx(4 * usual.item())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@BOTH
+def test_runs_side_by_side_on_a_gpu(tmp_path: Path, name: str) -> None:
+    setup = Setup(tmp_path, "mine", device="cuda", workers=3)
+    runs = [config(name, o, precision="bfloat16") for o in ("adamw", "angular")]
+    runs.append(config(name, "adamw", hyper={"turning_lr": 4.0}, precision="bfloat16"))
+    assert [(o.status, o.error) for o in run_all(runs, setup, "cuda")] == [("finished", "")] * 3
 
 
 def test_muon_has_the_hidden_matrices() -> None:
