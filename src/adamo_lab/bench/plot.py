@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -18,43 +17,31 @@ LONGEST = 5.0  # longer bars are cut off; their numbers stand beside them
 
 def draw(path: Path) -> Path:
     """One panel per network, in multiples of AdamW fused."""
-    results = json.loads(path.read_text())
-    networks = results["networks"]
-    figure, axes = plt.subplots(
-        1, len(networks), figsize=(1.2 + 3.6 * len(networks), 3.6), squeeze=False
-    )
+    record = json.loads(path.read_text())
+    networks, about = record["networks"], record["about"]
+    size = (1.2 + 3.6 * len(networks), 4.4)
+    figure, axes = plt.subplots(1, len(networks), figsize=size, squeeze=False)
+    shown = "time of one step"
     for axis, (network, found) in zip(axes[0], networks.items(), strict=True):
-        rows = found["optimizers"]
-        names = list(rows)[::-1]
-        ratios = [rows[name].get("device_ratio", rows[name]["ratio"]) for name in names]
-        colors = [OURS if name.startswith(("AdamO", "AngularAdamW")) else THEIRS for name in names]
-        bars = axis.barh(names, [min(r, LONGEST) for r in ratios], color=colors)
-        labels = [f"{r:.2f}×" if r < LONGEST else f"▸ {r:.0f}×" for r in ratios]
+        ratios = {}
+        for name, row in reversed(found["optimizers"].items()):
+            ratios[name] = row.get("device_ratio", row["ratio"])
+            shown = "time the GPU is busy with one step" if "device_ratio" in row else shown
+        colors = [OURS if name.startswith(("AdamO", "Angular")) else THEIRS for name in ratios]
+        bars = axis.barh([*ratios], [min(r, LONGEST) for r in ratios.values()], color=colors)
+        labels = [f"{r:.2f}×" if r < LONGEST else f"▸ {r:.0f}×" for r in ratios.values()]
         axis.bar_label(bars, labels, padding=2, fontsize=8)
         axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_xlim(0, 1.25 * min(max(ratios), LONGEST))
-        count = found["parameters"] / 1e6
-        axis.set_title(f"{network}, {count:.{0 if count > 10 else 1}f} M parameters", fontsize=10)
+        axis.set_xlim(0, 1.25 * min(max(ratios.values()), LONGEST))
+        axis.set_title(f"{network}, {found['parameters'] / 1e6:.3g} M parameters", fontsize=10)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-    about = results["about"]
-    figure.supxlabel(
-        f"{what_is_shown(networks)} / torch.optim.AdamW(fused=True)   —   {about['device']}, "
-        f"torch {about['torch']}, commit {about['commit']}",
-        fontsize=8,
-    )
+    versions = f"{about['device']}, torch {about['torch']}, commit {about['commit']}"
+    figure.supxlabel(f"{shown} / torch.optim.AdamW(fused=True)   —   {versions}", fontsize=8)
     figure.tight_layout()
-    target = path.with_suffix(".png")
-    figure.savefig(target, dpi=150)
+    figure.savefig(path.with_suffix(".png"), dpi=150)
     plt.close(figure)
-    return target
-
-
-def what_is_shown(networks: dict[str, Any]) -> str:
-    on_gpu = any(
-        "device_ratio" in row for n in networks.values() for row in n["optimizers"].values()
-    )
-    return "time the GPU is busy with one step" if on_gpu else "time of one step"
+    return path.with_suffix(".png")
 
 
 if __name__ == "__main__":

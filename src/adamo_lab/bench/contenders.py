@@ -1,0 +1,95 @@
+"""The optimizers that are timed: ours, torch's, and peers that a user might pick instead."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from adamo_optim import AdamO, AngularAdamW
+
+from .shapes import NETWORKS, Turning
+
+Parameters = list[torch.nn.Parameter]
+MANY = 2e8  # parameters, above which what is slow is left out
+
+
+class Contender(NamedTuple):
+    make: Callable[[Parameters], torch.optim.Optimizer]
+    bytes: float  # that a step must move per float32 parameter, each pass reading it anew
+    slow: bool = False
+    peer: bool = False
+
+
+# module, class, options; torch.compile makes the last two, which takes minutes: by name only
+PEERS: dict[str, tuple[str, str, dict[str, Any], float]] = {
+    "adamp": ("adamp", "AdamP", {}, 28),
+    "pytorch_optimizer": ("pytorch_optimizer", "AdamP", {}, 28),
+    "schedulefree": ("schedulefree", "AdamWScheduleFree", {}, 28),
+    "heavyball": ("heavyball", "AdamW", {"consume_grad": False}, 28),
+    "torchao": ("torchao.optim", "AdamW8bit", {}, 16),
+}
+QUICK = ["adamp", "pytorch_optimizer", "schedulefree"]
+
+
+def contenders() -> dict[str, Contender]:
+    adamw, rows = torch.optim.AdamW, {"block": "row"}
+    none: dict[str, Any] = {"curvature_target": None}
+    return {
+        # the first one is what all are compared with: against itself, it shows the noise
+        "AdamW fused": Contender(lambda ps: adamw(ps, fused=True), 28),
+        "AdamW foreach": Contender(lambda ps: adamw(ps, foreach=True), 28),
+        "AngularAdamW": Contender(lambda ps: AngularAdamW(turning(ps)), 28),
+        "AdamO rows": Contender(lambda ps: AdamO(ps, **rows), 36),
+        "AdamO rows, no curvature": Contender(lambda ps: AdamO(ps, **rows, **none), 28),
+        "AdamO": Contender(lambda ps: AdamO(ps), 60),
+        "AdamO, no curvature": Contender(lambda ps: AdamO(ps, **none), 52),
+        "AdamO, bfloat16 g⁻": Contender(lambda ps: AdamO(ps, previous_gradient="bfloat16"), 56),
+        "AdamO, sampled g⁻": Contender(lambda ps: AdamO(ps, previous_gradient="sampled"), 52.5),
+        "AngularAdamW foreach": Contender(
+            lambda ps: AngularAdamW(turning(ps), foreach=True), 28, slow=True
+        ),
+        "AdamO foreach": Contender(lambda ps: AdamO(ps, foreach=True), 60, slow=True),
+        "AdamO for-loop": Contender(lambda ps: AdamO(ps, foreach=False), 60, slow=True),
+    }
+
+
+def peers(names: list[str]) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Those that are installed, and why the others are not here."""
+    found, absent = {}, {}
+    for name in names:
+        module, kind, options, moved = PEERS[name]
+        try:
+            cls = getattr(importlib.import_module(module), kind)
+        except (ImportError, AttributeError) as error:
+            absent[name] = str(error)
+            continue
+
+        def make(ps: Parameters, cls: Any = cls, options: Any = options) -> torch.optim.Optimizer:
+            optimizer = cls(ps, lr=1e-3, **options)
+            getattr(optimizer, "train", lambda: None)()  # schedule-free asks for it
+            return optimizer
+
+        found[f"{kind} ({name})"] = Contender(make, moved, slow=True, peer=True)
+    return found, absent
+
+
+def turning(params: Parameters) -> list[dict[str, Any]]:
+    """In two groups: the weights that AngularAdamW turns, as their shapes say, and the others."""
+    groups: dict[str, Parameters] = {"scale_invariant": [], "general": []}
+    for p in params:
+        groups["scale_invariant" if getattr(p, "turns", False) else "general"].append(p)
+    return [{"params": those, "rule": rule} for rule, those in groups.items() if those]
+
+
+def parameters(network: str, device: torch.device) -> Parameters:
+    """Random weights and gradients in the shapes of a network."""
+    torch.manual_seed(0)
+    params = []
+    for shape in NETWORKS[network]:
+        p: Any = torch.nn.Parameter(torch.randn(tuple(shape), device=device) * 0.02)
+        p.grad, p.turns = torch.randn_like(p) * 1e-3, isinstance(shape, Turning)
+        params.append(p)
+    return params

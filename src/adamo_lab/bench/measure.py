@@ -1,0 +1,192 @@
+"""The measurements of ``adamo-lab bench``, their record and their table."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from .. import environment
+from ..errors import LabError, writing
+from ..records import write_atomically
+from .clock import Clock
+from .contenders import MANY, PEERS, QUICK, Contender, Parameters, contenders, parameters, peers
+from .shapes import NETWORKS
+
+Pairs = dict[str, list[tuple[float, float]]]  # times of the reference and of a contender, by kind
+Rows = dict[str, dict[str, Any]]
+
+
+def measure(
+    networks: list[str] | tuple[str, ...] = (),
+    train: bool = False,
+    peer: list[str] | tuple[str, ...] = (),
+    device: str = "auto",
+    rounds: int = 3,
+    passes: int = 2,
+    out: Path = Path("bench-output"),
+) -> Path:
+    """Write ``bench-DEVICE.json``, of trainings ``bench-DEVICE-training.json``, and a picture."""
+    from .models import MODELS, train_speed  # which imports the tasks
+
+    known, usual = (MODELS, MODELS) if train else ([*NETWORKS], ["resnet18"])
+    names, asked = checked(networks, known) or usual, checked(peer, [*PEERS]) or QUICK
+    available = ["cpu", "cuda"][: 1 + torch.cuda.is_available()]
+    kind = available[-1] if device == "auto" else checked([device], available)[0]
+    where, console = torch.device(kind), Console()
+    path = out / f"bench-{where.type}{'-training' if train else ''}.json"
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        console.print(f"{path} was there and is replaced")
+    if slow := environment.slow_backend(where):
+        console.print(slow)
+    clock = Clock(where)
+    about = environment.describe(where, warnings=[slow] if slow else [])
+    record: dict[str, Any] = {"about": about, "rounds": rounds, "passes": passes}
+    with Progress(console=console) as progress:
+        if train:
+            record["training"] = {}
+            for name in progress.track(names, description="trainings"):
+                speed = train_speed(name, where, clock, rounds * passes)
+                record["training"][name] = speed
+                save(path, record)
+                console.print(f"{name}: {', '.join(f'{k} {v:.3f}' for k, v in speed.items())}")
+        else:
+            record |= {"copy_bytes_per_second": clock.copy_rate(), "networks": {}}
+            others, record["absent"] = peers(asked)
+            everyone, pairs = contenders() | others, {}
+            for name in progress.track(names * passes, description="steps"):
+                one_pass(name, everyone, record, clock, rounds, pairs)
+                save(path, record)
+    for name, network in record.get("networks", {}).items():
+        show(console, name, network["optimizers"])
+    for name, reason in record.get("absent", {}).items():
+        console.print(f"left out: {name} ({reason})")
+    console.print(f"written: {path}")
+    if not train:
+        picture(path, console)
+    return path
+
+
+def checked(names: list[str] | tuple[str, ...], known: list[str]) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise LabError(f"there is no {name!r} here; choose from {', '.join(known)}")
+    return list(names)
+
+
+def save(path: Path, record: dict[str, Any]) -> None:
+    write_atomically(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def picture(path: Path, console: Console) -> None:
+    try:
+        from .plot import draw
+    except ImportError:
+        console.print("no picture: matplotlib is not installed")
+    else:
+        console.print(f"written: {draw(path)}")
+
+
+def one_pass(
+    network: str,
+    everyone: dict[str, Contender],
+    record: dict[str, Any],
+    clock: Clock,
+    rounds: int,
+    pairs: dict[tuple[str, str], Pairs],
+) -> None:
+    """The rounds of all contenders on one network."""
+    params = parameters(network, torch.device("cuda" if clock.cuda else "cpu"))
+    size = sum(p.numel() for p in params)
+    rows = record["networks"].setdefault(network, {"parameters": size, "optimizers": {}})
+    reference = next(iter(everyone.values())).make(params)
+    for name, contender in everyone.items():
+        if (contender.slow and size > MANY) or name in record["absent"]:
+            continue
+        try:
+            row = compare(
+                contender, reference, params, clock, rounds, pairs.setdefault((network, name), {})
+            )
+        except Exception as error:
+            if not contender.peer:
+                raise
+            record["absent"][name] = f"{type(error).__name__}: {error}"[:200]
+            rows["optimizers"].pop(name, None)
+            continue
+        busy = row.get("device_seconds", row["seconds"])
+        row["bandwidth_share"] = contender.bytes * size / busy / record["copy_bytes_per_second"]
+        rows["optimizers"][name] = row
+        gc.collect()
+
+
+def compare(
+    contender: Contender,
+    reference: torch.optim.Optimizer,
+    params: Parameters,
+    clock: Clock,
+    rounds: int,
+    pairs: Pairs,
+) -> dict[str, Any]:
+    """One contender in turn with the reference; ``pairs`` has the times of earlier passes, too."""
+    optimizer = contender.make(params)
+    ours, theirs = optimizer.step, reference.step
+    for _ in range(3):
+        theirs()
+        ours()
+    repeats = max(1, min(20, round(0.05 / clock.seconds(ours, 1))))
+    measures = {"": lambda step: clock.seconds(step, repeats), "host_": clock.host_seconds}
+    if clock.cuda:
+        measures["device_"] = lambda step: clock.device_seconds(step, min(repeats, 5))
+    for _ in range(rounds):
+        for kind, timed in measures.items():
+            pairs.setdefault(kind, []).append((timed(theirs), timed(ours)))
+    result: dict[str, Any] = {"bytes_per_parameter": contender.bytes}
+    for kind, found in pairs.items():
+        result[f"{kind}seconds"] = statistics.median(time for _, time in found)
+        result[f"{kind}ratio"] = statistics.median(time / base for base, time in found)
+        result[f"{kind}ratios"] = sorted(round(time / base, 4) for base, time in found)
+    result["state_bytes"] = bytes_of(list(optimizer.state.values()))
+    result["extra_bytes"] = clock.extra_bytes(ours)
+    return result
+
+
+def bytes_of(state: Any) -> int:
+    """What the tensors in it hold, those of tensor subclasses included."""
+    if isinstance(state, dict):
+        state = list(state.values())
+    if isinstance(state, (list, tuple)):
+        return sum(map(bytes_of, state))
+    if hasattr(state, "__tensor_flatten__"):
+        return sum(bytes_of(getattr(state, name)) for name in state.__tensor_flatten__()[0])
+    return state.nbytes if isinstance(state, torch.Tensor) else 0
+
+
+COLUMNS = {
+    "ms": lambda row: f"{1e3 * row['seconds']:.3f}",
+    "step ×": lambda row: f"{row['ratio']:.2f}",
+    "GPU ×": lambda row: f"{row['device_ratio']:.2f}" if "device_ratio" in row else "",
+    "bytes": lambda row: f"{row['bytes_per_parameter']:g}",
+    "of copy": lambda row: f"{row['bandwidth_share']:.0%}",
+    "host ×": lambda row: f"{row['host_ratio']:.2f}",
+    "extra MB": lambda row: f"{row['extra_bytes'] / 1e6:.0f}",
+    "state MB": lambda row: f"{row['state_bytes'] / 1e6:.0f}",
+}
+
+
+def show(console: Console, network: str, rows: Rows) -> None:
+    table = Table(title=f"{network}: one step, as multiples of AdamW fused")
+    table.add_column("optimizer", no_wrap=True)
+    for heading in COLUMNS:
+        table.add_column(heading, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *(column(row) for column in COLUMNS.values()))
+    console.print(table)
