@@ -30,7 +30,6 @@ LAYERS = {
     "toy2d": ["0.weight", "2.weight", "4.weight"],
     "digits": ["0.0.weight", "1.0.weight", "3.0.weight", "6.weight"],
 }
-GUARDED = ("scale", "decay")
 
 
 def noise(config: RunConfig, salt: int = 0) -> np.random.Generator:
@@ -133,7 +132,6 @@ def dynamics(config: RunConfig, snapshots: int = 20) -> list[dict[str, Any]]:
                 "eta_radial": [1e-3 * (1 + i) / k for k in steps],
                 "tau": [None if k == 1 else 0.3 * (i + 1) + 0.1 * g.random() for k in steps],
                 "radial_share_update": [0.3 / k + 0.02 * i + 0.01 * g.random() for k in steps],
-                "guard": [[part for part in GUARDED if g.random() < 0.15] for _ in steps],
             }
         made.append(row)
     return made

@@ -49,7 +49,7 @@ def record(seed: int = 0, **changes: Any) -> Record:
         "status": FINISHED,
         "result": {"test_accuracy": 0.5, "grokking_epoch": None},
         "metrics": [{"epoch": 1, "train_loss": 2.0}, {"epoch": 2, "train_loss": float("nan")}],
-        "dynamics": [{"weight": "0.weight", "epoch": [1], "norm": [1.0], "guard": [["scale"]]}],
+        "dynamics": [{"weight": "0.weight", "epoch": [1], "norm": [1.0], "tau": [None]}],
         "arrays": {"grid": [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]},
     }
     return Record(**{**values, **changes})
@@ -166,6 +166,8 @@ WRONG: dict[str, Any] = {
         [{"weight": 3, "epoch": []}],
         [{"weight": "w", "epoch": [1, 2], "norm": [1.0]}],
         [{"weight": "w", "epoch": ["1"]}],
+        [{"weight": "w", "epoch": [1], "norm": ["large"]}],
+        [{"weight": "w", "epoch": 1, "norm": 2.0}],
     ],
     "arrays": [[], {"grid": [[1], [1, 2]]}, {"grid": "x"}],
 }

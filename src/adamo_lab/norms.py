@@ -58,18 +58,6 @@ class Norms:
         self.start.copy_(torch.where(full, now, self.start))
         self.steps += 1
 
-    def of_each(self) -> dict[str, dict[str, Tensor]]:
-        """By the name of the matrix, for the layers' figures."""
-        columns = {
-            "radial_share": self.radial / self.whole,
-            "radial_share_of_a_step": self.shares / self.moved,
-            "undone": 1 - self.covered() / self.way,
-        }
-        return {
-            name: {title: column[i] for title, column in columns.items()}
-            for i, name in enumerate(self.weights)
-        }
-
     def result(self) -> dict[str, float]:
         """Over all matrices: ways and squares added up, and the mean of single steps' shares."""
         return {

@@ -45,8 +45,6 @@ SUFFIX = ".jsonl.gz"
 FINISHED, FAILED = "finished", "failed"
 HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00"  # how a member begins that has neither name nor date
 
-GUARD = "guard"  # what of AdamO's guard was at work: the only column of dynamics without numbers
-
 Row = dict[str, Any]
 
 
@@ -125,19 +123,12 @@ def is_row(value: Any) -> bool:
 
 
 def is_weight(value: Any) -> bool:
-    """A name, epochs, and other columns that are as long as these: of numbers, or of lists."""
+    """A name, epochs, and other columns of numbers that are as long as these."""
     if not isinstance(value, dict) or not isinstance(value.get("weight"), str):
         return False
-    columns = {key: column for key, column in value.items() if key != "weight"}
-    if shape(columns.get("epoch")) is None or not all(map(is_number, columns["epoch"])):
-        return False
-    kinds = {key: list if key == GUARD else (int, float, type(None)) for key in columns}
-    return all(
-        isinstance(column, list)
-        and len(column) == len(columns["epoch"])
-        and all(isinstance(v, kinds[key]) for v in column)
-        for key, column in columns.items()
-    )
+    shapes = {shape(column) for key, column in value.items() if key != "weight"}
+    epochs = value.get("epoch")
+    return len(shapes) == 1 and isinstance(epochs, list) and all(map(is_number, epochs))
 
 
 def shape(value: Any) -> tuple[int, ...] | None:

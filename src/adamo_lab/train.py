@@ -35,14 +35,7 @@ from .tasks.base import Batch, Phase, Task
 SNAPSHOTS = "snapshots"
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints; an epoch that takes longer gets one each
 SNAPSHOTS_OF_DYNAMICS = 40  # a run
-LOGGED = (
-    "gradient_norm",
-    "eta_radial",
-    "tau",
-    "radial_share_gradient",
-    "radial_share_update",
-    "at_max_angle",
-)
+LOGGED = ("eta_radial", "tau", "radial_share_update")  # of AdamO's diagnostics
 SWA_LR = 1e-4  # the paper's
 NORMS = "norms"  # what "watch" may also be told to look at
 
@@ -230,20 +223,13 @@ class Run:
     def matrices(self) -> dict[str, Tensor]:
         return {name: p for name, p in self.model.named_parameters() if p.dim() > 1}
 
-    def observe(self) -> dict[str, dict[str, Any]]:
-        """Norms of all weights, how far a step turns them, and what the optimizer says itself."""
-        named = self.matrices()
-        norms = [torch.linalg.vector_norm(p.detach()) for p in named.values()]
-        columns = zip(named, norms, self.angles, strict=True)
-        seen: dict[str, dict[str, Any]] = {
-            name: {"norm": norm, "angle": angle} for name, norm, angle in columns
-        }
-        for name, values in told_by(self.optimizer).items():
-            if name in seen:
-                seen[name] |= values
-        if self.norms:
-            for name, values in self.norms.of_each().items():
-                seen[name] |= values
+    def observe(self) -> dict[str, Row]:
+        """Norms of all matrices, how far a step turns them, and what the optimizer says itself."""
+        told = getattr(self.optimizer, "diagnostics", dict)()
+        seen = {}
+        for (name, p), turn in zip(self.matrices().items(), self.angles, strict=True):
+            seen[name] = {"norm": torch.linalg.vector_norm(p.detach()), "angle": turn}
+            seen[name] |= {key: told[name][key] for key in LOGGED if key in told.get(name, ())}
         return seen
 
     def snapshot(self) -> None:
@@ -474,29 +460,12 @@ def angle(a: Tensor, b: Tensor) -> Tensor:
     return 2 * ((x - y).norm() / 2).clamp(max=1).asin()
 
 
-def told_by(optimizer: Any) -> dict[str, dict[str, Any]]:
-    """The diagnostics of AdamO or AngularAdamW by parameter, guard flags gathered."""
-    if not hasattr(optimizer, "diagnostics"):
-        return {}
-    told = {}
-    for name, seen in optimizer.diagnostics().items():  # of those that had a gradient
-        flags = {k.removeprefix("guard_"): v for k, v in seen.items() if k.startswith("guard_")}
-        told[name] = {key: seen[key] for key in LOGGED if key in seen}
-        told[name] |= {"guard": flags} if flags else {}
-    return told
-
-
 def rounded(value: Any) -> Any:
-    """Plain numbers with five digits, at any depth; guard flags become the list of those set."""
+    """Plain numbers with five digits, at any depth; None where they are not finite."""
     if isinstance(value, dict):
-        return {
-            k: sorted(name for name, flag in v.items() if flag) if k == "guard" else rounded(v)
-            for k, v in value.items()
-        }
+        return {k: rounded(v) for k, v in value.items()}
     if isinstance(value, list):
         return [rounded(v) for v in value]
-    if isinstance(value, int):
-        return value
     number = float(value)
     return float(f"{number:.5g}") if math.isfinite(number) else None
 
