@@ -1,8 +1,7 @@
 """Where data come from: a folder of the user's, or a download that the user asked for.
 
 Nothing here trusts a file before it is checked: archives and downloads by their published
-checksums, images by their number and labels, texts by their checksum or number of tokens. Pickles
-are read without running anything they name.
+checksums, images by their number and labels, texts by their checksum or number of tokens.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import gzip
 import hashlib
 import http.client
 import os
-import pickle
 import tarfile
 import tempfile
-import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -54,17 +51,11 @@ class Remote:
     checksum: str
 
 
-CIFAR_BINARY = Remote(
+CIFAR100 = Remote(
     "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
     "cifar-100-binary.tar.gz",
     "md5",
     "03b5dce01913d631647c71ecec9e9cb8",
-)
-CIFAR_PYTHON = Remote(
-    "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-    "cifar-100-python.tar.gz",
-    "md5",
-    "eb9058c3a382ffc7106e4002c42a8d85",
 )
 SHAKESPEARE = Remote(
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
@@ -108,43 +99,29 @@ def reading(path: Path) -> Iterator[None]:
 # --- CIFAR-100
 
 
-@dataclass(frozen=True)
-class Cifar100Files:
-    """The two files of CIFAR-100, as official records or as official pickles."""
-
-    train: Path
-    test: Path
-    pickled: bool
-
-    def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Images [n, 32, 32, 3] of bytes and fine labels [n] of int64; "train" or "test"."""
-        path = self.train if split == "train" else self.test
-        pixels, labels = (read_pickle if self.pickled else read_records)(path, IMAGES[split])
-        images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return np.ascontiguousarray(images), labels.astype(np.int64)
+def read_cifar100(split: str, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """Images [n, 32, 32, 3] of bytes and fine labels [n] of int64; "train" or "test"."""
+    pixels, labels = read_records(find_cifar100(data_dir) / f"{split}.bin", IMAGES[split])
+    images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), labels.astype(np.int64)
 
 
-def find_cifar100(data_dir: Path | None) -> Cifar100Files:
-    """CIFAR-100 in a folder, in its ``cifar-100-*`` subfolder, or in an official archive there."""
+def find_cifar100(data_dir: Path | None) -> Path:
+    """The folder of CIFAR-100's two files: the user's, its subfolder, or from an archive there."""
     where = folder(data_dir)
     if found := unpacked_cifar100(where):
         return found
-    for remote in (CIFAR_BINARY, CIFAR_PYTHON):
-        archive = where / remote.file
-        if archive.is_file():
-            verify(archive, remote)
-            extract(archive)
-            return find_cifar100(where)
+    archive = where / CIFAR100.file
+    if archive.is_file():
+        verify(archive, CIFAR100)
+        extract(archive)
+        return find_cifar100(where)
     raise missing("CIFAR-100", "cifar100", where)
 
 
-def unpacked_cifar100(where: Path) -> Cifar100Files | None:
-    for name, suffix in (("cifar-100-binary", ".bin"), ("cifar-100-python", "")):
-        for place in (where, where / name):
-            files = [place / f"{split}{suffix}" for split in ("train", "test")]
-            if all(file.is_file() for file in files):
-                return Cifar100Files(*files, pickled=not suffix)
-    return None
+def unpacked_cifar100(where: Path) -> Path | None:
+    places = (where, where / "cifar-100-binary")
+    return next((p for p in places if all((p / f"{s}.bin").is_file() for s in IMAGES)), None)
 
 
 def read_records(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,71 +135,10 @@ def read_records(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
     return records[:, 2:], checked_labels(path, records[:, 1], CLASSES)
 
 
-def read_pickle(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """A dict with ``data``, an array [count, 3072] of bytes, and ``fine_labels``, a list."""
-    try:
-        with open(path, "rb") as file:
-            content = Unpickler(file, encoding="bytes").load()
-        content = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
-        pixels, labels = content["data"].array(), np.array(content["fine_labels"])
-    except Exception as error:  # a damaged or hostile pickle can raise anything
-        raise LabError(
-            f"{path} is not a pickle of CIFAR-100 ({type(error).__name__}: {error}); "
-            f"put a new copy there"
-        ) from error
-    if pixels.shape != (count, IMAGE) or labels.shape != (count,) or labels.dtype.kind not in "iu":
-        raise LabError(f"{path} does not hold {count} labelled images; put a new copy there")
-    return pixels, checked_labels(path, labels, CLASSES)
-
-
 def checked_labels(path: Path, labels: np.ndarray, classes: int) -> np.ndarray:
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise LabError(f"{path} has labels outside 0 to {classes - 1}; put a new copy there")
     return labels
-
-
-class Unpickler(pickle.Unpickler):
-    """Reads the official pickles, and nothing else that a pickle could name.
-
-    NumPy's own functions are not called either: stand-ins take what the file would hand to them.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed: Mapping[tuple[str, str], Any] = {
-            ("numpy.core.multiarray", "_reconstruct"): PickledArray,
-            ("numpy._core.multiarray", "_reconstruct"): PickledArray,
-            ("numpy", "ndarray"): "ndarray",
-            ("numpy", "dtype"): PickledType,
-        }
-        if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return allowed[module, name]
-
-
-class PickledType:
-    """What a pickle says about a dtype; only bytes can be made of it."""
-
-    def __init__(self, code: Any, *_: Any) -> None:
-        self.code = code.decode() if isinstance(code, bytes) else code
-
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and the like mean nothing for bytes."""
-
-
-class PickledArray:
-    """What a pickle says about an array of bytes."""
-
-    def __init__(self, *_: Any) -> None:
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def array(self) -> np.ndarray:
-        _, shape, kind, fortran, data = self.state
-        if kind.code not in ("u1", "uint8") or fortran:
-            raise ValueError(f"an array of {kind.code} in place of bytes")
-        return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 @lru_cache(maxsize=8)
@@ -230,7 +146,7 @@ def cifar100(split: str, where: Path, device: torch.device) -> tuple[Tensor, Ten
     """Images [n, 32, 32, 3] uint8 and labels [n] on a device; all runs of a process share them."""
     import torch
 
-    images, labels = find_cifar100(where).read(split)
+    images, labels = read_cifar100(split, where)
     return torch.from_numpy(images).to(device), torch.from_numpy(labels).to(device)
 
 
@@ -358,9 +274,9 @@ def download(name: str, data_dir: Path | None = None) -> Path:
     """Fetch a data set from its official address, check it, and say where it lies."""
     where = folder(data_dir)
     if name == "cifar100":
-        if not unpacked_cifar100(where) and not (where / CIFAR_PYTHON.file).is_file():
-            fetch(CIFAR_BINARY, where)
-        return find_cifar100(where).train.parent
+        if not unpacked_cifar100(where):
+            fetch(CIFAR100, where)
+        return find_cifar100(where)
     for remote in {"enwik8": [ENWIK8], "shakespeare": [SHAKESPEARE]}.get(name, []):
         fetch(remote, where)
         return where / remote.file
@@ -382,79 +298,50 @@ def check(name: str, data_dir: Path | None) -> None:
 
 
 def fetch(remote: Remote, where: Path) -> None:
-    """A file whole and checked under its name; what a broken transfer left is gone on with."""
+    """A file whole and checked under its name, or nothing."""
     target, part = where / remote.file, where / f"{remote.file}.part"
     if target.is_file():
         return verify(target, remote)
     with writing(part):
         where.mkdir(parents=True, exist_ok=True)
-    transfer(remote, part)
+    by_hand = f"fetch {remote.url} by hand and put it in {where} as {remote.file}"
+    try:
+        response = urllib.request.urlopen(remote.url, timeout=TIMEOUT)
+    except NETWORK as error:  # a refusal of the server's is one, too
+        cause = getattr(error, "reason", error)
+        raise LabError(f"cannot fetch {remote.url} ({cause}); {by_hand}") from error
+    with (
+        response,
+        progress(remote.file, response.length) as advance,
+        writing(part),
+        open(part, "wb") as file,
+    ):
+        for block in blocks(response, remote.url):
+            file.write(block)
+            advance(len(block))
     found = checksum(part, remote.algorithm)
     if found != remote.checksum:
         part.unlink()
         raise LabError(
             f"{remote.url} gave a file with the {remote.algorithm} checksum {found} in place of "
-            f"{remote.checksum}, so {part} was removed; try again, or {by_hand(remote, where)}"
+            f"{remote.checksum}, so {part} was removed; try again, or {by_hand}"
         )
     with writing(target):
         os.replace(part, target)
 
 
-def by_hand(remote: Remote, where: Path) -> str:
-    return f"fetch {remote.url} by hand and put it in {where} as {remote.file}"
-
-
-def transfer(remote: Remote, part: Path) -> None:
-    """Append to the part what it lacks."""
-    done = part.stat().st_size if part.exists() else 0
-    response = answer(remote, part, done)
-    if response is None:
-        return
-    resumed = response.headers.get("Content-Range", "").startswith(f"bytes {done}-")
-    done = done if resumed else 0  # a server without ranges starts over
-    total = None if response.length is None else done + response.length
-    with (
-        response,
-        progress(remote.file, done, total) as advance,
-        writing(part),
-        open(part, "ab" if resumed else "wb") as file,
-    ):
-        for block in blocks(response, remote.url):
-            file.write(block)
-            advance(len(block))
-
-
-def answer(remote: Remote, part: Path, done: int) -> Any:
-    """The server's response from a byte on; None when there is nothing behind that byte."""
-    headers = {"Range": f"bytes={done}-"} if done else {}
-    cure = by_hand(remote, part.parent)
-    try:
-        request = urllib.request.Request(remote.url, headers=headers)
-        return urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if done and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return None  # whether the part is whole, its checksum will tell
-        raise LabError(f"{remote.url} answered {error.code} {error.reason}; {cure}") from error
-    except NETWORK as error:
-        cause = getattr(error, "reason", error)
-        raise LabError(f"cannot reach {remote.url} ({cause}); {cure}") from error
-
-
 def blocks(response: Any, url: str) -> Iterator[bytes]:
-    """What a server sends; an early end is an error."""
-    cure = "run the command again to go on"
+    """What a server sends; a network's error is not the disk's."""
     try:
         while block := response.read(CHUNK):
             yield block
     except NETWORK as error:
-        raise LabError(f"{url} broke off ({error or type(error).__name__}); {cure}") from error
-    if response.length:
-        raise LabError(f"{url} broke off {response.length} bytes before the end; {cure}")
+        cause = error or type(error).__name__
+        raise LabError(f"{url} broke off ({cause}); run the command again") from error
 
 
 @contextlib.contextmanager
-def progress(label: str, done: int, total: int | None) -> Iterator[Callable[[int], None]]:
+def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on the terminal, where there is one."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -462,5 +349,5 @@ def progress(label: str, done: int, total: int | None) -> Iterator[Callable[[int
     columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(label, completed=done, total=total)
+        task = bar.add_task(label, total=total)
         yield lambda size: bar.advance(task, size)
