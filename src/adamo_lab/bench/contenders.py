@@ -20,7 +20,6 @@ class Contender(NamedTuple):
     make: Callable[[Parameters], torch.optim.Optimizer]
     bytes: float  # that a step must move per float32 parameter, each pass reading it anew
     slow: bool = False
-    peer: bool = False
 
 
 # module, class, options; torch.compile makes the last two, which takes minutes: by name only
@@ -38,7 +37,7 @@ def contenders() -> dict[str, Contender]:
     adamw, rows = torch.optim.AdamW, {"block": "row"}
     none: dict[str, Any] = {"curvature_target": None}
     return {
-        # the first one is what all are compared with: against itself, it shows the noise
+        # what all are compared with: beside itself it shows the noise
         "AdamW fused": Contender(lambda ps: adamw(ps, fused=True), 28),
         "AdamW foreach": Contender(lambda ps: adamw(ps, foreach=True), 28),
         "AngularAdamW": Contender(lambda ps: AngularAdamW(turning(ps)), 28),
@@ -72,7 +71,7 @@ def peers(names: list[str]) -> tuple[dict[str, Contender], dict[str, str]]:
             getattr(optimizer, "train", lambda: None)()  # schedule-free asks for it
             return optimizer
 
-        found[f"{kind} ({name})"] = Contender(make, moved, slow=True, peer=True)
+        found[f"{kind} ({name})"] = Contender(make, moved, slow=True)
     return found, absent
 
 

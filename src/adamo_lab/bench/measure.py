@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Table
 
 from .. import environment
@@ -18,114 +19,98 @@ from ..errors import LabError, writing
 from ..records import write_atomically
 from .clock import Clock
 from .contenders import MANY, PEERS, QUICK, Contender, Parameters, contenders, parameters, peers
+from .models import MODELS, train_speed
 from .shapes import NETWORKS
 
 Pairs = dict[str, list[tuple[float, float]]]  # times of the reference and of a contender, by kind
-Rows = dict[str, dict[str, Any]]
 
 
 def measure(
-    networks: list[str] | tuple[str, ...] = (),
+    networks: Sequence[str] = (),
     train: bool = False,
-    peer: list[str] | tuple[str, ...] = (),
+    peer: Sequence[str] = (),
     device: str = "auto",
     rounds: int = 3,
     passes: int = 2,
     out: Path = Path("bench-output"),
 ) -> Path:
     """Write ``bench-DEVICE.json``, of trainings ``bench-DEVICE-training.json``, and a picture."""
-    from .models import MODELS, train_speed  # which imports the tasks
-
-    known, usual = (MODELS, MODELS) if train else ([*NETWORKS], ["resnet18"])
-    names, asked = checked(networks, known) or usual, checked(peer, [*PEERS]) or QUICK
-    available = ["cpu", "cuda"][: 1 + torch.cuda.is_available()]
-    kind = available[-1] if device == "auto" else checked([device], available)[0]
-    where, console = torch.device(kind), Console()
-    path = out / f"bench-{where.type}{'-training' if train else ''}.json"
+    known = MODELS if train else [*NETWORKS]
+    names = checked(networks, known) or (known if train else ["resnet18"])
+    asked = checked(peer, [*PEERS]) or QUICK
+    here = ["cpu", "cuda"][: 1 + torch.cuda.is_available()]
+    where = torch.device(here[-1] if device == "auto" else checked([device], here)[0])
+    console, path = Console(), out / f"bench-{where.type}{'-training' if train else ''}.json"
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     if path.exists():
         console.print(f"{path} was there and is replaced")
     if slow := environment.slow_backend(where):
         console.print(slow)
-    clock = Clock(where)
     about = environment.describe(where, warnings=[slow] if slow else [])
     record: dict[str, Any] = {"about": about, "rounds": rounds, "passes": passes}
-    with Progress(console=console) as progress:
-        if train:
-            record["training"] = {}
-            for name in progress.track(names, description="trainings"):
-                speed = train_speed(name, where, clock, rounds * passes)
-                record["training"][name] = speed
-                save(path, record)
-                console.print(f"{name}: {', '.join(f'{k} {v:.3f}' for k, v in speed.items())}")
-        else:
-            record |= {"copy_bytes_per_second": clock.copy_rate(), "networks": {}}
-            others, record["absent"] = peers(asked)
-            everyone, pairs = contenders() | others, {}
-            for name in progress.track(names * passes, description="steps"):
-                one_pass(name, everyone, record, clock, rounds, pairs)
-                save(path, record)
-    for name, network in record.get("networks", {}).items():
-        show(console, name, network["optimizers"])
-    for name, reason in record.get("absent", {}).items():
-        console.print(f"left out: {name} ({reason})")
+    for _ in (trainings if train else steps)(record, names, where, asked):
+        write_atomically(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+    tell(record, console)
     console.print(f"written: {path}")
-    if not train:
-        picture(path, console)
+    try:
+        from .plot import draw
+    except ImportError:
+        console.print("no picture: matplotlib is not installed")
+    else:
+        if not train:
+            console.print(f"written: {draw(path)}")
     return path
 
 
-def checked(names: list[str] | tuple[str, ...], known: list[str]) -> list[str]:
+def checked(names: Sequence[str], known: list[str]) -> list[str]:
     for name in names:
         if name not in known:
             raise LabError(f"there is no {name!r} here; choose from {', '.join(known)}")
     return list(names)
 
 
-def save(path: Path, record: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+def trainings(
+    record: dict[str, Any], names: list[str], device: torch.device, _: list[str]
+) -> Iterator[None]:
+    record["training"] = {}
+    for name in track(names, "trainings"):
+        rounds = record["rounds"] * record["passes"]
+        record["training"][name] = train_speed(name, device, Clock(device), rounds)
+        yield
 
 
-def picture(path: Path, console: Console) -> None:
-    try:
-        from .plot import draw
-    except ImportError:
-        console.print("no picture: matplotlib is not installed")
-    else:
-        console.print(f"written: {draw(path)}")
-
-
-def one_pass(
-    network: str,
-    everyone: dict[str, Contender],
-    record: dict[str, Any],
-    clock: Clock,
-    rounds: int,
-    pairs: dict[tuple[str, str], Pairs],
-) -> None:
-    """The rounds of all contenders on one network."""
-    params = parameters(network, torch.device("cuda" if clock.cuda else "cpu"))
-    size = sum(p.numel() for p in params)
-    rows = record["networks"].setdefault(network, {"parameters": size, "optimizers": {}})
-    reference = next(iter(everyone.values())).make(params)
-    for name, contender in everyone.items():
-        if (contender.slow and size > MANY) or name in record["absent"]:
-            continue
-        try:
-            row = compare(
-                contender, reference, params, clock, rounds, pairs.setdefault((network, name), {})
-            )
-        except Exception as error:
-            if not contender.peer:
-                raise
-            record["absent"][name] = f"{type(error).__name__}: {error}"[:200]
-            rows["optimizers"].pop(name, None)
-            continue
-        busy = row.get("device_seconds", row["seconds"])
-        row["bandwidth_share"] = contender.bytes * size / busy / record["copy_bytes_per_second"]
-        rows["optimizers"][name] = row
-        gc.collect()
+def steps(
+    record: dict[str, Any], names: list[str], device: torch.device, asked: list[str]
+) -> Iterator[None]:
+    """All contenders on all networks, in several passes."""
+    clock = Clock(device)
+    others, absent = peers(asked)
+    rate = clock.copy_rate()
+    record |= {"copy_bytes_per_second": rate, "networks": {}, "absent": absent}
+    pairs: dict[tuple[str, str], Pairs] = {}
+    for network in track(names * record["passes"], "steps"):
+        params = parameters(network, device)
+        size = sum(p.numel() for p in params)
+        rows = record["networks"].setdefault(network, {"parameters": size, "optimizers": {}})
+        reference = torch.optim.AdamW(params, fused=True)
+        for name, contender in (contenders() | others).items():
+            if (contender.slow and size > MANY) or name in absent:
+                continue
+            times = pairs.setdefault((network, name), {})
+            try:
+                row = compare(contender, reference, params, clock, record["rounds"], times)
+            except Exception as error:
+                if name not in others:
+                    raise
+                absent[name] = f"{type(error).__name__}: {error}"[:200]
+                continue
+            busy = row.get("device_seconds", row["seconds"])
+            row["bandwidth_share"] = contender.bytes * size / busy / rate
+            rows["optimizers"][name] = row
+            gc.collect()
+        del params, reference
+        yield
 
 
 def compare(
@@ -182,11 +167,16 @@ COLUMNS = {
 }
 
 
-def show(console: Console, network: str, rows: Rows) -> None:
-    table = Table(title=f"{network}: one step, as multiples of AdamW fused")
-    table.add_column("optimizer", no_wrap=True)
-    for heading in COLUMNS:
-        table.add_column(heading, justify="right")
-    for name, row in rows.items():
-        table.add_row(name, *(column(row) for column in COLUMNS.values()))
-    console.print(table)
+def tell(record: dict[str, Any], console: Console) -> None:
+    for network, found in record.get("networks", {}).items():
+        table = Table(title=f"{network}: one step, as multiples of AdamW fused")
+        table.add_column("optimizer", no_wrap=True)
+        for heading in COLUMNS:
+            table.add_column(heading, justify="right")
+        for name, row in found["optimizers"].items():
+            table.add_row(name, *(column(row) for column in COLUMNS.values()))
+        console.print(table)
+    for name, speed in record.get("training", {}).items():
+        console.print(f"{name}: {', '.join(f'{key} {x:.3f}' for key, x in speed.items())}")
+    for name, reason in record.get("absent", {}).items():
+        console.print(f"left out: {name} ({reason})")
