@@ -122,7 +122,7 @@ def test_what_has_its_data_runs(tmp_path: Path) -> None:
     ]
     setup = Setup(tmp_path, "mine", data_dir=tmp_path / "none")
     save(Record(configs[1], FINISHED), setup.file)  # needs no data any more
-    outcomes = train(configs, setup, "serial", False)
+    outcomes = train(configs, setup, "serial")
     assert [o.status for o in outcomes] == ["finished", "known", "failed"]
     assert "CIFAR-100 is not in" in outcomes[2].error
     assert {r.id for r in load_all(tmp_path)[0]} == {c.id for c in configs[:2]}

@@ -298,20 +298,6 @@ def test_displays_show_what_happened(tmp_path: Path) -> None:
     assert "■ toy2d, AdamO, seed 0: stopped" in text
 
 
-def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from adamo_lab.progress import TensorBoard
-
-    config = configs(20)[0]
-    run_all([config], here(tmp_path / "records"), "serial", TensorBoard(tmp_path / "tb"))
-    events = EventAccumulator(str(tmp_path / "tb" / config.id))
-    events.Reload()
-    assert "test_accuracy" in events.Tags()["scalars"]
-    assert [e.step for e in events.Scalars("train_loss")] == [10, 20]
-
-
 def test_a_full_disk_fails_one_run_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,6 @@ Workers = Annotated[
 Seeds = Annotated[str, typer.Option(help="How many (3), or which (0,1,2 or 5-9).")]
 Scale = Annotated[float, typer.Option(help="0.1 runs a tenth of every run's epochs.")]
 Synthetic = Annotated[bool, typer.Option(help="Use small made-up data, and say so everywhere.")]
-TensorBoardFlag = Annotated[bool, typer.Option(help="Also write TensorBoard files.")]
 Compile = Annotated[bool, typer.Option(help="On a GPU: compile the loss, once a task.")]
 RayAddress = Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, a local one.")]
 Optimizers = Annotated[
@@ -100,7 +99,6 @@ def run(
     engine: EngineName = "auto",
     workers: Workers = 0,
     synthetic: Synthetic = False,
-    tensorboard: TensorBoardFlag = False,
     compile: Compile = True,
     ray_address: RayAddress = None,
 ) -> None:
@@ -112,7 +110,7 @@ def run(
         task, optimizer, parse_seeds(seeds), epochs, [pairs(set_)], pairs(option), synthetic
     )
     setup = make_setup(out, f"run-{task}", data_dir, device, workers, ray_address, compile)
-    conclude(train(configs, setup, engine, tensorboard), setup)
+    conclude(train(configs, setup, engine), setup)
 
 
 @app.command()
@@ -130,7 +128,6 @@ def study(
     engine: EngineName = "auto",
     workers: Workers = 0,
     synthetic: Synthetic = False,
-    tensorboard: TensorBoardFlag = False,
     compile: Compile = True,
     ray_address: RayAddress = None,
 ) -> None:
@@ -151,7 +148,7 @@ def study(
         raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
     configs = [c for c in configs if not optimizer or c.optimizer in optimizer]
     setup = make_setup(out, name, data_dir, device, workers, ray_address, compile)
-    outcomes = train(configs, setup, engine, tensorboard)
+    outcomes = train(configs, setup, engine)
     draw_landscape(chosen, configs, setup, outcomes)
     conclude(outcomes, setup)
 
@@ -170,7 +167,6 @@ def sweep(
     engine: EngineName = "auto",
     workers: Workers = 0,
     synthetic: Synthetic = False,
-    tensorboard: TensorBoardFlag = False,
     compile: Compile = True,
     ray_address: RayAddress = None,
 ) -> None:
@@ -186,7 +182,7 @@ def sweep(
         task, optimizer, parse_seeds(seeds), epochs, changes, pairs(option), synthetic
     )
     setup = make_setup(out, f"sweep-{task}", data_dir, device, workers, ray_address, compile)
-    conclude(train(configs, setup, engine, tensorboard), setup)
+    conclude(train(configs, setup, engine), setup)
 
 
 @app.command()
@@ -235,7 +231,7 @@ def demo(
     started = time.monotonic()
     # a quick look does not mix with the demo
     setup = make_setup(out / "quick" if quick else out, "demo", None, "cpu", workers, None)
-    outcomes = train(demo_runs(quick), setup, "processes", False)
+    outcomes = train(demo_runs(quick), setup, "processes")
     if ended_well(outcomes):
         write_page(setup)
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
@@ -283,12 +279,12 @@ def make_setup(
     )
 
 
-def train(configs: list[RunConfig], setup: Setup, engine: str, tensorboard: bool) -> list[Outcome]:
+def train(configs: list[RunConfig], setup: Setup, engine: str) -> list[Outcome]:
     """Train with a display that suits the terminal."""
     from rich.console import Console
 
-    from .engines import View, Views, run_all
-    from .progress import TensorBoard, display
+    from .engines import run_all
+    from .progress import display
 
     console = Console()
     if any(config.synthetic for config in configs):
@@ -303,10 +299,7 @@ def train(configs: list[RunConfig], setup: Setup, engine: str, tensorboard: bool
     left_out = {outcome.config.id for outcome in without}
     configs = [config for config in configs if config.id not in left_out]
     with display(console, configs) as shown:
-        views: list[View] = [shown]
-        if tensorboard:
-            views.append(TensorBoard(setup.out / "tensorboard" / setup.name))
-        return [*run_all(configs, setup, engine, Views(views)), *without]
+        return [*run_all(configs, setup, engine, shown), *without]
 
 
 def without_data(configs: list[RunConfig], setup: Setup) -> list[Outcome]:

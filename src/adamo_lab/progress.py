@@ -1,11 +1,10 @@
-"""What a user sees while runs train: bars on a terminal, lines in a log, curves in TensorBoard."""
+"""What a user sees while runs train: bars on a terminal, lines in a log."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +19,6 @@ from rich.progress import (
 )
 
 from .engines import FAILED, KNOWN, STOPPED, Outcome
-from .errors import LabError
 from .groups import differs, show
 from .optimizers import REGISTRY
 from .records import Row, RunConfig
@@ -150,31 +148,6 @@ def counting(console: Console, what: str) -> Iterator[Callable[[int, int], None]
     with bar(console) as progress:
         task = progress.add_task(what, total=1)
         yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-class TensorBoard:
-    """Every number of every row, for ``tensorboard --logdir``."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise LabError("--tensorboard needs the package: pip install tensorboard") from error
-        self.make = SummaryWriter
-        self.folder = folder
-        self.writers: dict[str, Any] = {}
-
-    def started(self, config: RunConfig) -> None:
-        self.writers[config.id] = self.make(str(self.folder / config.id))
-
-    def progressed(self, config: RunConfig, epoch: int, row: Row) -> None:
-        for name, value in row.items():
-            if name != "epoch" and value is not None:
-                self.writers[config.id].add_scalar(name, value, epoch)
-
-    def ended(self, outcome: Outcome) -> None:
-        if outcome.config.id in self.writers:
-            self.writers.pop(outcome.config.id).close()
 
 
 def titles(configs: Iterable[RunConfig]) -> dict[str, str]:

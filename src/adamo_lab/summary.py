@@ -162,7 +162,7 @@ def training(options: Mapping[str, object]) -> str:
         "constant": "constant",
         "cosine": "falls along a cosine to zero",
         "linear": "falls linearly to zero",
-        "step": "falls by 0.2 after every sixth of the training",
+        "step": "falls to a fifth after every sixth of the training",
     }.get(schedule, f"follows {schedule}")
     said = [f"The learning rate {'is ' if shape == 'constant' else ''}{shape}"]
     if options.get("warmup"):
