@@ -4,13 +4,12 @@ A law is a function of NamedTuples of numbers. Its helpers are put in place, so 
 list of assignments; the two languages differ only in how an expression is spelled:
 
     law.py                C, native/law.h            Triton, triton_laws.py
-    o.lr                  o->lr                      o_lr, loaded from the table of options
+    o.lr                  o->lr                      o_lr, an entry of a tuple
     where(c, x, y)        (c ? x : y)                tl.where(c, x, y)
-    returned fields       row->a1 = …                tl.store(record + …, a1), and returned
+    returned fields       row->a1 = …                returned; other functions load and store
 
 In Triton ``i`` is a block's column in the matrices and ``parameter`` the first column of its
-parameter, for what all blocks of a parameter share. The threads of a program all load what some of
-them store later, so that a barrier stands before and after the loads.
+parameter, for what all of its blocks share.
 """
 
 from __future__ import annotations
@@ -90,8 +89,8 @@ class Law:
             assert isinstance(statement, ast.Assign), ast.dump(statement)
             target, value = statement.targets[0], Rename().visit(statement.value)
             if isinstance(target, ast.Tuple):
-                value = self.inline(value).elts  # type: ignore[attr-defined]
-                pairs = list(zip(target.elts, value, strict=True))
+                values: Any = value if isinstance(value, ast.Tuple) else self.inline(value)
+                pairs = list(zip(target.elts, values.elts, strict=True))
             else:
                 pairs = [(target, value)]
             for one, expression in pairs:
@@ -291,9 +290,16 @@ import triton.language as tl
 
 @triton.jit
 def power(base, exponent):
-    """base**exponent for base in [0, 1) and exponent >= 1."""
-    safe = tl.where(base > 0, base, 1.0)
-    return tl.where(base > 0, tl.exp(exponent * tl.log(safe)), 0.0)
+    """base**exponent for a whole exponent >= 1, by squaring: a third of what exp and log take."""
+    rest = exponent.to(tl.int32)
+    square = base
+    result = tl.where(rest % 2 == 1, base, 1.0)
+    rest = rest // 2
+    while rest > 0:
+        square = square * square
+        result = tl.where(rest % 2 == 1, result * square, result)
+        rest = rest // 2
+    return result
 
 
 @triton.jit
@@ -325,18 +331,12 @@ def is_number(node: ast.expr, source: Source) -> bool:
 
 
 class WriterTriton(Writer):
+    """A law takes tuples and returns one: what it says of the step, then the new memory."""
+
     logic = LOGIC_TRITON
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(source)
-        self.loaded: dict[
-            str, tuple[str, str]
-        ] = {}  # a name: the owner and field it is loaded from
-
     def field(self, owner: str, field: str) -> str:
-        name = f"{owner}_{field}"
-        self.loaded.setdefault(name, (owner, field))
-        return name
+        return f"{owner}_{field}"
 
     def negated(self, flag: str) -> str:
         return f"({flag} == 0)"
@@ -352,66 +352,80 @@ class WriterTriton(Writer):
         known = {"absolute": "abs"}
         return f"tl.{known.get(name, name)}({', '.join(spelled)})"
 
-    def law(self, law: Law, prefix: str, record: list[str]) -> str:
-        self.loaded = {}
+    def law(self, law: Law, prefix: str) -> str:
         body: list[str] = []
         for name, value in law.lines:
             if self.is_flag(value):
                 self.flags.add(name)
             body.append(f"{name} = {self.top(value)}")
-        (_, row), (_, memory) = law.results
-        returned = [f"{name}_" for name in row]
-        body += [f"{name} = {self.top(v)}" for name, v in zip(returned, row.values(), strict=True)]
-        stores = [self.store("record", record.index(k), f"{k}_") for k in row]
-        fields = self.source.tuples[prefix + "Memory"]
-        for key, value in memory.items():
-            spelled = self.top(value)
-            if spelled != f"memory_{key}":
-                stores.append(self.store("memory", fields.index(key), spelled))
-        given = self.given(law, prefix)
-        sums = [f"{owner}_{field}" for owner, fields in given.items() for field in fields]
-        active = ["active"] if "active" in law.arguments else []
-        lines = ["@triton.jit", f"def {law.name}("]
-        lines.append("    settings, traits, memory, record, blocks, i, parameter,")
-        lines.append(f"    {', '.join([*sums, *active])},")
-        lines.append("):")
-        barrier = "tl.debug_barrier()"
-        end = f"return {', '.join(returned)}"
-        code = "\n".join(f"    {x}" for x in (*body, barrier, *stores, end))
-        lines.append(f"    {barrier}")
-        for name, (owner, field) in self.loaded.items():
-            if name not in sums and re.search(rf"\b{name}\b", code):
-                lines.append(f"    {name} = {self.load(prefix, record, owner, field)}")
-        return "\n".join([*lines, code]) + "\n"
+        results = [self.top(v) for _, fields in law.results for v in fields.values()]
+        code = "\n".join(f"    {x}" for x in body) + "\n" + returned(results)
+        given = {
+            a: [f"{a}_{field}" for field in self.source.tuples[kind]]
+            for a, kind in law.arguments.items()
+            if kind in self.source.tuples
+        }
+        numbers = [x for a in ("o", "traits", "memory") for x in given.pop(a)]
+        if "first" in given:  # what the law before has returned, the new memory included
+            given["first"] += [f"memory_{x}" for x in self.source.tuples[prefix + "Memory"]]
+        unpacked = []
+        for owner, names in {"numbers": numbers, **given}.items():
+            for place, name in enumerate(names):
+                if re.search(rf"\b{name}\b", code):
+                    unpacked.append(f"    {name} = {owner}[{place}]")
+        arguments = ["numbers", *given, *(["active"] if "active" in law.arguments else [])]
+        head = ["@triton.jit", f"def {law.name}({', '.join(arguments)}):"]
+        return "\n".join([*head, *unpacked, code])
 
-    def given(self, law: Law, prefix: str) -> dict[str, list[str]]:
-        """What the pass before has just summed, the last of the law's sums: it is handed over."""
-        last = [a for a, kind in law.arguments.items() if kind.endswith(("Sums", "Products"))][-1]
-        return {last: self.source.tuples[law.arguments[last]]}
 
-    def load(self, prefix: str, record: list[str], owner: str, field: str) -> str:
-        tables = {"o": "Options", "traits": "Traits", "memory": "Memory"}
-        if owner in tables:
-            place = self.source.tuples[prefix + tables[owner]].index(field)
-            table = "settings" if owner == "o" else owner
-            column = "i" if owner == "memory" else "parameter"
-            return f"tl.load({table} + {place} * blocks + {column})"
-        value = f"tl.load(record + {record.index(field)} * blocks + i)"
-        return f"{value} > 0" if owner == "first" and field in self.flag_fields else value
+def transfer(source: Source, writer: WriterTriton, law: Law, prefix: str, record: str) -> list[str]:
+    """Functions that store what a law returns, and load it for the law after it."""
+    fields = [*law.results[0][1]]
+    places = [f"record + {source.records[record].index(x)}" for x in fields]
+    places += [f"memory + {k}" for k in range(len(source.tuples[prefix + "Memory"]))]
+    stores = [
+        f"    tl.store({place} * blocks + i, result[{k}].to(tl.float64))"
+        for k, place in enumerate(places)
+    ]
+    loads = [
+        f"tl.load({place} * blocks + i)" + (" > 0" if x in writer.flag_fields else "")
+        for place, x in zip(places, [*fields, *source.tuples[prefix + "Memory"]], strict=True)
+    ]
+    head = f"@triton.jit\ndef {{}}_{law.name.removesuffix('_law')}(record, memory, blocks, i"
+    store = "\n".join([head.format("store") + ", result):", *stores, ""])
+    return [store, head.format("load") + "):\n" + returned(loads)]
 
-    @staticmethod
-    def store(table: str, place: int, value: str) -> str:
-        return f"tl.store({table} + {place} * blocks + i, ({value}).to(tl.float64))"
+
+def returned(values: list[str]) -> str:
+    return "    return (\n" + "".join(f"        {x},\n" for x in values) + "    )\n"
+
+
+def numbers(source: Source, prefix: str) -> str:
+    """A function that loads what is known before a step: options, traits and memory."""
+    tables = {"settings": "Options", "traits": "Traits", "memory": "Memory"}
+    loads = [
+        f"tl.load({table} + {k} * blocks + {'i' if table == 'memory' else 'parameter'})"
+        for table, kind in tables.items()
+        for k in range(len(source.tuples[prefix + kind]))
+    ]
+    name = f"{prefix.lower()}_numbers" if prefix else "numbers"
+    return (
+        f"@triton.jit\ndef load_{name}(settings, traits, memory, blocks, i, parameter):\n"
+        + returned(loads)
+    )
 
 
 def write_triton(source: Source) -> str:
     parts = [HEAD_TRITON]
     for record, prefix, laws in FAMILIES.values():
         writer = WriterTriton(source)
+        parts.append(numbers(source, prefix))
         for name in laws:
             law = Law(name, source)
-            parts.append(writer.law(law, prefix, source.records[record]))
+            parts.append(writer.law(law, prefix))
             writer.remember(law)
+            store, load = transfer(source, writer, law, prefix, record)
+            parts += [store] if name == laws[-1] else [store, load]
     return "\n\n".join(parts)
 
 

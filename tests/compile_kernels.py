@@ -31,7 +31,14 @@ compiled: set[str] = set()
 
 
 def compile_only(
-    self: Any, key: Any, kernel: Any, count: int, *args: Any, num_warps: int, **constants: Any
+    self: Any,
+    key: Any,
+    kernel: Any,
+    count: int,
+    *args: Any,
+    num_warps: int,
+    maxnreg: int | None = None,
+    **constants: Any,
 ) -> None:
     """In place of ``Plan.launch``."""
     names = list(inspect.signature(kernel.fn).parameters)
@@ -47,7 +54,7 @@ def compile_only(
     places = {(names.index(name),): value for name, value in values.items()}
     for target in TARGETS:
         source = ASTSource(kernel, signature, places)
-        options = {"num_warps": num_warps, "enable_fp_fusion": True}
+        options = {"num_warps": num_warps, "maxnreg": maxnreg, "enable_fp_fusion": True}
         result = triton.compile(source, target=target, options=options)
         assert result.asm["cubin"]
 
@@ -65,12 +72,17 @@ def step(optimizer: Any, scaled: bool) -> None:
             work.totals(torch.zeros(4, work.plan.short.count).double(), work.plan.short)  # sharded
 
 
-def weights(dtype: torch.dtype) -> list[nn.Parameter]:
-    return [nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((48, 40), (7,))]
+SHAPES = ((48, 40), (7,))
+ROWS = (*SHAPES, (512, 768), (8192, 64), (2, 9000))  # of every kind
+
+
+def weights(dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
 
 
 def adamo(options: dict[str, Any], dtype: torch.dtype, scaled: bool) -> None:
-    step(AdamO(weights(dtype), foreach=False, **options), scaled)
+    shapes = ROWS if options.get("block") == "row" else SHAPES
+    step(AdamO(weights(dtype, shapes), foreach=False, **options), scaled)
 
 
 def turning(dtype: torch.dtype, scaled: bool) -> None:
@@ -86,6 +98,8 @@ def main() -> None:
     adamo({"curvature_target": None, "rounding": "stochastic"}, torch.bfloat16, scaled=False)
     adamo({}, torch.complex64, scaled=False)  # as float32: compiles nothing
     adamo({"previous_gradient": "bfloat16"}, torch.float64, scaled=True)
+    adamo({"block": "row"}, torch.float32, scaled=True)
+    adamo({"block": "row", "rounding": "stochastic"}, torch.bfloat16, scaled=False)
     turning(torch.float32, scaled=True)
     turning(torch.complex128, scaled=False)
     turning(torch.bfloat16, scaled=False)

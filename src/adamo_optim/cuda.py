@@ -199,7 +199,14 @@ class Plan:
         return result
 
     def launch(
-        self, key: Any, kernel: Any, count: int, *args: Any, num_warps: int, **constants: Any
+        self,
+        key: Any,
+        kernel: Any,
+        count: int,
+        *args: Any,
+        num_warps: int,
+        maxnreg: int | None = None,
+        **constants: Any,
     ) -> None:
         """Launch a kernel; from the second time on without Triton's inspection of the arguments.
 
@@ -209,7 +216,8 @@ class Plan:
         if runner is not None:
             runner(*args, *constants.values())
             return
-        compiled = kernel[(count,)](*args, **constants, num_warps=num_warps, enable_fp_fusion=True)
+        how = {"num_warps": num_warps, "maxnreg": maxnreg, "enable_fp_fusion": True}
+        compiled = kernel[(count,)](*args, **constants, **how)
         if key is not None and hasattr(compiled, "__getitem__"):  # the interpreter returns None
             self.runners[key] = compiled[(count, 1, 1)]
 

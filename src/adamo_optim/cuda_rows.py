@@ -13,6 +13,8 @@ from . import triton_rows as kernels
 REGISTERS = 8192  # entries of a row that a program can hold
 SMALL = 1 << 18  # entries of a tensor that is not worth a launch of its own
 COMMON = 1024  # the tile of those
+PER_WARP = 1024  # entries
+MAXNREG = 168  # of a thread: twelve warps on a multiprocessor
 LONG = {"TILE": 2048, "num_warps": 8}
 
 
@@ -21,31 +23,26 @@ class Kind(NamedTuple):
 
     variant: Any
     even: bool  # a row is a multiple of 16 entries
-    rows: int  # of a program
     head: int  # 0: the row is long
     tail: int
     masked: bool
 
     @property
     def warps(self) -> int:
-        """Eight entries a thread."""
-        entries = self.rows * (self.head + self.tail)
-        return min(max(triton.next_power_of_2(entries) // 256, 1), 16)
+        """Up to 32 entries a thread: every warp computes the laws, so few of them are best."""
+        return max(triton.next_power_of_2(self.head + self.tail) // PER_WARP, 1)
 
 
 def kind_of(variant: Any, rows: int, length: int) -> Kind:
     """The launch that rows of a tensor belong to; small tensors share one."""
     even = length % 16 == 0
     if length > REGISTERS:
-        return Kind(variant, even, 1, 0, 0, True)
+        return Kind(variant, even, 0, 0, True)
     if rows == 1 or (rows * length <= SMALL and length <= COMMON):
-        return Kind(variant, False, 1, max(triton.next_power_of_2(length), COMMON), 0, True)
-    head = 1 << (length.bit_length() - 1)
-    tail = triton.next_power_of_2(length - head) if length > head else 0
-    together = 1
-    while together * 2 * length <= COMMON and rows % (together * 2) == 0:
-        together *= 2
-    return Kind(variant, even, together, head, tail, head + tail != length)
+        return Kind(variant, False, max(triton.next_power_of_2(length), COMMON), 0, True)
+    head = max(1 << (length.bit_length() - 1), 4)
+    tail = max(triton.next_power_of_2(length - head), 4) if length > head else 0
+    return Kind(variant, even, head, tail, head + tail != length)
 
 
 class Programs:
@@ -74,9 +71,8 @@ class Programs:
         for kind, those in kinds.items():
             base = len(slots)
             for slot, count in those:
-                starts = range(0, count, kind.rows)
-                slots += [slot] * len(starts)
-                rows += starts
+                slots += [slot] * count
+                rows += range(count)
             self.launches.append((base, len(slots) - base, kind))
         self.slot = torch.tensor(slots, dtype=torch.int32, device=device)
         self.row = torch.tensor(rows, dtype=torch.int32, device=device)
@@ -95,8 +91,8 @@ def launch(work: Any, programs: Programs) -> None:
         kernel, size = kernels.long_rows, LONG
         if kind.head:
             kernel = kernels.rows
-            size = {"ROWS": kind.rows, "HEAD": kind.head, "TAIL": kind.tail}
-            size |= {"MASKED": kind.masked, "num_warps": kind.warps}
+            size = {"HEAD": kind.head, "TAIL": kind.tail, "MASKED": kind.masked}
+            size |= {"num_warps": kind.warps, "maxnreg": MAXNREG}
         plan.launch(
             work.key("rows", number), kernel, count,
             *work.pointers, work.grad_scale, work.found_inf,

@@ -53,7 +53,7 @@ def root(x: Tensor) -> Tensor:
 
 
 def power(base: float | Tensor, exponent: Tensor) -> Tensor:
-    """base**exponent, for base in [0, 1) and exponent >= 1."""
+    """base**exponent, for base in [0, 1) and a whole exponent >= 1."""
     return base**exponent
 
 
@@ -175,7 +175,7 @@ def moments_law(
     low_dim = (traits.low_dim > 0) | (initial_norm == 0) | (sums.ww == 0)
     moves = live & ~low_dim
     ww = where(moves, sums.ww, 1.0)  # a safe divisor
-    norm = root(ww)
+    norm, inverse = root(ww), 1 / ww
     step = memory.step + where(live, 1.0, 0.0)
     t = at_least(step, 1.0)
 
@@ -193,16 +193,16 @@ def moments_law(
     # AdamP's test on the whole block; a zero gradient is no evidence
     by_test = (absolute(gw) < o.delta * traits.inverse_root * root(gg) * norm) & (gg > 0)
     # the radial momentum, and the part of the gradient across w
-    c = o.radial_beta * memory.radial_momentum + (1 - o.radial_beta) * gw / norm
-    across = at_least(gg - gw * gw / ww, 0.0)  # ‖g^θ‖²
+    c = o.radial_beta * memory.radial_momentum + (1 - o.radial_beta) * gw * norm * inverse
+    across = at_least(gg - gw * gw * inverse, 0.0)  # ‖g^θ‖²
     noise = guard & moves & (across <= traits.rounding * gg)
     return ForMoments(
         live=live,
         use_gradient=live & ~noise,
         keep_gradient=live & ((gg > 0) | literal),
         sign=o.sign,
-        p=where(moves & ~noise, gw / ww, 0.0),
-        q=where(moves, sums.mw / ww, 0.0),
+        p=where(moves & ~noise, gw * inverse, 0.0),
+        q=where(moves, sums.mw * inverse, 0.0),
         beta1=where(live, o.beta1, 1.0),
         beta2=where(live, o.beta2, 1.0),
         debias1=1 / (1 - power(o.beta1, t)),
@@ -242,9 +242,9 @@ def curvature(
     smoothed = o.curvature_beta * previous + (1 - o.curvature_beta) * kappa
     tau = where((literal & adapts) | (~literal & counts), smoothed, memory.tau)
 
-    target = where(literal, o.curvature_target, reference / debias)
+    target = where(literal, o.curvature_target, reference)
     known = adapts & (literal | (count > 1)) & (target > 0)
-    ratio = where(known, tau, 1.0) / where(known, target, 1.0)
+    ratio = where(known, where(literal, tau, tau * debias), 1.0) / where(known, target, 1.0)
     return where(known, 1 / root(ratio + o.eps), 1.0), tau, reference, count
 
 
@@ -255,7 +255,7 @@ def weights_law(
     guard = o.guard > 0
     moves = first.live & ~first.low_dim
     ww = where(moves, sums.ww, 1.0)
-    norm = root(ww)
+    norm, inverse = root(ww), 1 / ww
     t = at_least(memory.step, 1.0)
 
     # Adam's quotient, in its radial and its tangential part
@@ -266,7 +266,7 @@ def weights_law(
     shrink = where(overflow, 0.0, shrink)
     uw = where(overflow, 0.0, shrink * products.uw)
     uu = where(overflow, 0.0, shrink * shrink * products.uu)
-    along = uw / ww
+    along = uw * inverse
     u_across = at_least(uu - uw * along, 0.0)  # ‖u^θ‖²
 
     # decay, then the radial step: together one factor on ‖w‖
@@ -275,7 +275,7 @@ def weights_law(
     guarded_decay = guard & moves & (norm < NORM_FLOOR * memory.initial_norm)
     decay = where(guarded_decay, 0.0, decay)
     momentum = memory.radial_momentum / (1 - power(o.radial_beta, t))
-    pull = where(first.scale_invariant, 0.0, first.eta_radial * momentum / norm)
+    pull = where(first.scale_invariant, 0.0, first.eta_radial * momentum * norm * inverse)
     factor = 1 - decay - pull
     guarded_factor = guard & moves & ((factor < FACTOR_LOW) | (factor > FACTOR_HIGH))
     factor = where(guard, at_most(at_least(factor, FACTOR_LOW), FACTOR_HIGH), factor)
@@ -286,7 +286,7 @@ def weights_law(
     # m^ρ projected on w⁺: it loses the cosine of the turn. The length, not ⟨m^ρ,w⟩, is the state,
     # because it does not notice when rounding or somebody else rescales w after this.
     ahead = 1 + a1 - b * along
-    turned = ahead / root(at_least(ahead * ahead + b * b * u_across / ww, SMALLEST))
+    turned = ahead / root(at_least(ahead * ahead + b * b * u_across * inverse, SMALLEST))
     return ForWeights(
         a1=a1,
         b=shrink * b,

@@ -42,11 +42,16 @@ TURN_BETA1, TURN_SIGN = (
 
 @triton.jit
 def address(table, i, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """The start of tensor ``i``; ALIGNED promises multiples of 16 bytes, for wide accesses."""
-    value = tl.load(table + i)
+    """The start of tensor ``i``; ALIGNED promises multiples of 16 bytes, for wide accesses.
+
+    As a distance from the table: Triton knows nothing of a number that becomes a pointer, whatever
+    it is told, and would read entry by entry.
+    """
+    distance = tl.load(table + i) - table.to(tl.int64)
+    start = table.to(tl.pointer_type(tl.int8), bitcast=True) + distance
     if ALIGNED:
-        value = tl.multiple_of(value, 16)
-    return value.to(tl.pointer_type(dtype))
+        start = tl.multiple_of(start, 16)
+    return start.to(tl.pointer_type(dtype), bitcast=True)
 
 
 @triton.jit
@@ -189,11 +194,11 @@ def reduce(
 
 @triton.jit
 def quotient(m, v, debias1, debias2, eps):
-    """u = m̂/(√v̂ + ε)."""
-    if m.dtype == tl.float64:
-        return m * debias1 / (tl.sqrt(v * debias2) + eps)
-    else:
-        return tl.div_rn(m * debias1, tl.sqrt_rn(v * debias2) + eps)
+    """u = m̂/(√v̂ + ε), to two units in the last place of float32.
+
+    IEEE's division and root branch for every entry; without them a row's step is half as long.
+    """
+    return (m * debias1) / (tl.sqrt(v * debias2) + eps)
 
 
 @triton.jit
@@ -421,9 +426,9 @@ def before_moments(
     tl.store(c + KAPPA * blocks, tl.where(active, kappa, 0.0))
     tl.store(c + MW * blocks, tl.where(active, mw, 0.0))
     tl.store(c + ACTIVE * blocks, active.to(tl.float64))
-    laws.moments_law(
-        settings, traits, memory, record, blocks, i, i, ww, gw, gg, kappa, mw, active
-    )  # fmt: skip
+    numbers = laws.load_numbers(settings, traits, memory, blocks, i, i)
+    first = laws.moments_law(numbers, (ww, gw, gg, kappa, mw), active)
+    laws.store_moments(record, memory, blocks, i, first)
 
 
 @triton.jit
@@ -439,7 +444,11 @@ def before_weights(
     uu = tl.where(live, add_up(partial + chunks, low, high, TILE), 0.0)
     tl.store(record + UW * blocks + i, uw)
     tl.store(record + UU * blocks + i, uu)
-    laws.weights_law(settings, traits, memory, record, blocks, i, i, uw, uu)
+    numbers = laws.load_numbers(settings, traits, memory, blocks, i, i)
+    first = laws.load_moments(record, memory, blocks, i)
+    ww = tl.load(record + WW * blocks + i)
+    second = laws.weights_law(numbers, (ww, 0.0, 0.0, 0.0, 0.0), first, (uw, uu))
+    laws.store_weights(record, memory, blocks, i, second)
 
 
 # ---- weights that turn -------------------------------------------------------------------------
@@ -532,7 +541,9 @@ def before_turn(
     tl.store(c + TURN_MW * blocks, tl.where(active, mw, 0.0))
     tl.store(c + TURN_MM * blocks, tl.where(active, mm, 0.0))
     tl.store(c + TURN_ACTIVE * blocks, active.to(tl.float64))
-    laws.turn_law(settings, traits, memory, record, blocks, i, i, ww, gg, mw, mm, active)
+    numbers = laws.load_turn_numbers(settings, traits, memory, blocks, i, i)
+    turn = laws.turn_law(numbers, (ww, gg, mw, mm), active)
+    laws.store_turn(record, memory, blocks, i, turn)
 
 
 @triton.jit

@@ -12,9 +12,16 @@ import triton.language as tl
 
 @triton.jit
 def power(base, exponent):
-    """base**exponent for base in [0, 1) and exponent >= 1."""
-    safe = tl.where(base > 0, base, 1.0)
-    return tl.where(base > 0, tl.exp(exponent * tl.log(safe)), 0.0)
+    """base**exponent for a whole exponent >= 1, by squaring: a third of what exp and log take."""
+    rest = exponent.to(tl.int32)
+    square = base
+    result = tl.where(rest % 2 == 1, base, 1.0)
+    rest = rest // 2
+    while rest > 0:
+        square = square * square
+        result = tl.where(rest % 2 == 1, result * square, result)
+        rest = rest // 2
+    return result
 
 
 @triton.jit
@@ -39,36 +46,72 @@ def isfinite(x):
 
 
 @triton.jit
-def moments_law(
-    settings, traits, memory, record, blocks, i, parameter,
-    sums_ww, sums_gw, sums_gg, sums_kappa, sums_mw, active,
-):
-    tl.debug_barrier()
-    o_guard = tl.load(settings + 15 * blocks + parameter)
-    traits_largest_square = tl.load(traits + 5 * blocks + parameter)
-    o_sign = tl.load(settings + 16 * blocks + parameter)
-    memory_initial_norm = tl.load(memory + 5 * blocks + i)
-    traits_low_dim = tl.load(traits + 0 * blocks + parameter)
-    memory_step = tl.load(memory + 0 * blocks + i)
-    o_curvature_target = tl.load(settings + 10 * blocks + parameter)
-    o_curvature_auto = tl.load(settings + 9 * blocks + parameter)
-    memory_curvature_step = tl.load(memory + 4 * blocks + i)
-    memory_tau_reference = tl.load(memory + 3 * blocks + i)
-    memory_tau = tl.load(memory + 2 * blocks + i)
-    o_curvature_beta = tl.load(settings + 11 * blocks + parameter)
-    o_eps = tl.load(settings + 3 * blocks + parameter)
-    o_radial_lr_ratio = tl.load(settings + 6 * blocks + parameter)
-    o_lr = tl.load(settings + 0 * blocks + parameter)
-    o_radial_lr = tl.load(settings + 7 * blocks + parameter)
-    o_delta = tl.load(settings + 13 * blocks + parameter)
-    traits_inverse_root = tl.load(traits + 2 * blocks + parameter)
-    o_radial_beta = tl.load(settings + 8 * blocks + parameter)
-    memory_radial_momentum = tl.load(memory + 1 * blocks + i)
-    traits_rounding = tl.load(traits + 3 * blocks + parameter)
-    o_beta1 = tl.load(settings + 1 * blocks + parameter)
-    o_beta2 = tl.load(settings + 2 * blocks + parameter)
-    traits_smallest_eps = tl.load(traits + 4 * blocks + parameter)
-    traits_scale_invariant = tl.load(traits + 1 * blocks + parameter)
+def load_numbers(settings, traits, memory, blocks, i, parameter):
+    return (
+        tl.load(settings + 0 * blocks + parameter),
+        tl.load(settings + 1 * blocks + parameter),
+        tl.load(settings + 2 * blocks + parameter),
+        tl.load(settings + 3 * blocks + parameter),
+        tl.load(settings + 4 * blocks + parameter),
+        tl.load(settings + 5 * blocks + parameter),
+        tl.load(settings + 6 * blocks + parameter),
+        tl.load(settings + 7 * blocks + parameter),
+        tl.load(settings + 8 * blocks + parameter),
+        tl.load(settings + 9 * blocks + parameter),
+        tl.load(settings + 10 * blocks + parameter),
+        tl.load(settings + 11 * blocks + parameter),
+        tl.load(settings + 12 * blocks + parameter),
+        tl.load(settings + 13 * blocks + parameter),
+        tl.load(settings + 14 * blocks + parameter),
+        tl.load(settings + 15 * blocks + parameter),
+        tl.load(settings + 16 * blocks + parameter),
+        tl.load(traits + 0 * blocks + parameter),
+        tl.load(traits + 1 * blocks + parameter),
+        tl.load(traits + 2 * blocks + parameter),
+        tl.load(traits + 3 * blocks + parameter),
+        tl.load(traits + 4 * blocks + parameter),
+        tl.load(traits + 5 * blocks + parameter),
+        tl.load(memory + 0 * blocks + i),
+        tl.load(memory + 1 * blocks + i),
+        tl.load(memory + 2 * blocks + i),
+        tl.load(memory + 3 * blocks + i),
+        tl.load(memory + 4 * blocks + i),
+        tl.load(memory + 5 * blocks + i),
+    )
+
+
+@triton.jit
+def moments_law(numbers, sums, active):
+    o_lr = numbers[0]
+    o_beta1 = numbers[1]
+    o_beta2 = numbers[2]
+    o_eps = numbers[3]
+    o_radial_lr_ratio = numbers[6]
+    o_radial_lr = numbers[7]
+    o_radial_beta = numbers[8]
+    o_curvature_auto = numbers[9]
+    o_curvature_target = numbers[10]
+    o_curvature_beta = numbers[11]
+    o_delta = numbers[13]
+    o_guard = numbers[15]
+    o_sign = numbers[16]
+    traits_low_dim = numbers[17]
+    traits_scale_invariant = numbers[18]
+    traits_inverse_root = numbers[19]
+    traits_rounding = numbers[20]
+    traits_smallest_eps = numbers[21]
+    traits_largest_square = numbers[22]
+    memory_step = numbers[23]
+    memory_radial_momentum = numbers[24]
+    memory_tau = numbers[25]
+    memory_tau_reference = numbers[26]
+    memory_curvature_step = numbers[27]
+    memory_initial_norm = numbers[28]
+    sums_ww = sums[0]
+    sums_gw = sums[1]
+    sums_gg = sums[2]
+    sums_kappa = sums[3]
+    sums_mw = sums[4]
     guard = o_guard > 0.0
     fits = (sums_gg <= traits_largest_square) & isfinite(sums_ww)
     live = active & (fits | (guard == 0))
@@ -79,6 +122,7 @@ def moments_law(
     moves = live & (low_dim == 0)
     ww = tl.where(moves, sums_ww, 1.0)
     norm = root(ww)
+    inverse = 1.0 / ww
     step = memory_step + tl.where(live, 1.0, 0.0)
     t = at_least(step, tl.full([], 1.0, tl.float64))
     literal = o_curvature_target > 0.0
@@ -93,9 +137,9 @@ def moments_law(
     curvature_previous = tl.where((memory_tau < 0.0), curvature_start, memory_tau)
     curvature_smoothed = (o_curvature_beta * curvature_previous) + ((1.0 - o_curvature_beta) * kappa)
     curvature_tau = tl.where(((literal & adapts) | ((literal == 0) & curvature_counts)), curvature_smoothed, memory_tau)
-    curvature_target = tl.where(literal, o_curvature_target, (curvature_reference / curvature_debias))
+    curvature_target = tl.where(literal, o_curvature_target, curvature_reference)
     curvature_known = (adapts & (literal | (curvature_count > 1.0))) & (curvature_target > 0.0)
-    curvature_ratio = tl.where(curvature_known, curvature_tau, 1.0) / tl.where(curvature_known, curvature_target, 1.0)
+    curvature_ratio = tl.where(curvature_known, tl.where(literal, curvature_tau, (curvature_tau * curvature_debias)), 1.0) / tl.where(curvature_known, curvature_target, 1.0)
     scale = tl.where(curvature_known, (1.0 / root((curvature_ratio + o_eps))), 1.0)
     tau = curvature_tau
     tau_reference = curvature_reference
@@ -104,75 +148,120 @@ def moments_law(
     scale = tl.where(guard, at_most(at_least(scale, tl.full([], 0.1, tl.float64)), tl.full([], 10.0, tl.float64)), scale)
     eta_radial = scale * ((o_radial_lr_ratio * o_lr) + o_radial_lr)
     by_test = (tl.abs(gw) < (((o_delta * traits_inverse_root) * root(gg)) * norm)) & (gg > 0.0)
-    c = (o_radial_beta * memory_radial_momentum) + (((1.0 - o_radial_beta) * gw) / norm)
-    across = at_least((gg - ((gw * gw) / ww)), tl.full([], 0.0, tl.float64))
+    c = (o_radial_beta * memory_radial_momentum) + ((((1.0 - o_radial_beta) * gw) * norm) * inverse)
+    across = at_least((gg - ((gw * gw) * inverse)), tl.full([], 0.0, tl.float64))
     noise = (guard & moves) & (across <= (traits_rounding * gg))
-    live_ = live
-    use_gradient_ = live & (noise == 0)
-    keep_gradient_ = live & ((gg > 0.0) | literal)
-    sign_ = o_sign
-    p_ = tl.where((moves & (noise == 0)), (gw / ww), 0.0)
-    q_ = tl.where(moves, (sums_mw / ww), 0.0)
-    beta1_ = tl.where(live, o_beta1, 1.0)
-    beta2_ = tl.where(live, o_beta2, 1.0)
-    debias1_ = 1.0 / (1.0 - power(o_beta1, t))
-    debias2_ = 1.0 / (1.0 - power(o_beta2, t))
-    eps_ = at_least(o_eps, traits_smallest_eps)
-    low_dim_ = low_dim
-    scale_invariant_ = ((traits_scale_invariant > 0.0) | by_test) & (low_dim == 0)
-    eta_radial_ = eta_radial
-    guarded_scale_ = guarded_scale
-    tl.debug_barrier()
-    tl.store(record + 7 * blocks + i, (live_).to(tl.float64))
-    tl.store(record + 8 * blocks + i, (use_gradient_).to(tl.float64))
-    tl.store(record + 9 * blocks + i, (keep_gradient_).to(tl.float64))
-    tl.store(record + 10 * blocks + i, (sign_).to(tl.float64))
-    tl.store(record + 11 * blocks + i, (p_).to(tl.float64))
-    tl.store(record + 12 * blocks + i, (q_).to(tl.float64))
-    tl.store(record + 13 * blocks + i, (beta1_).to(tl.float64))
-    tl.store(record + 14 * blocks + i, (beta2_).to(tl.float64))
-    tl.store(record + 15 * blocks + i, (debias1_).to(tl.float64))
-    tl.store(record + 16 * blocks + i, (debias2_).to(tl.float64))
-    tl.store(record + 17 * blocks + i, (eps_).to(tl.float64))
-    tl.store(record + 18 * blocks + i, (low_dim_).to(tl.float64))
-    tl.store(record + 19 * blocks + i, (scale_invariant_).to(tl.float64))
-    tl.store(record + 20 * blocks + i, (eta_radial_).to(tl.float64))
-    tl.store(record + 21 * blocks + i, (guarded_scale_).to(tl.float64))
-    tl.store(memory + 0 * blocks + i, (step).to(tl.float64))
-    tl.store(memory + 1 * blocks + i, (tl.where(moves, c, memory_radial_momentum)).to(tl.float64))
-    tl.store(memory + 2 * blocks + i, (tau).to(tl.float64))
-    tl.store(memory + 3 * blocks + i, (tau_reference).to(tl.float64))
-    tl.store(memory + 4 * blocks + i, (curvature_step).to(tl.float64))
-    tl.store(memory + 5 * blocks + i, (initial_norm).to(tl.float64))
-    return live_, use_gradient_, keep_gradient_, sign_, p_, q_, beta1_, beta2_, debias1_, debias2_, eps_, low_dim_, scale_invariant_, eta_radial_, guarded_scale_
+    return (
+        live,
+        live & (noise == 0),
+        live & ((gg > 0.0) | literal),
+        o_sign,
+        tl.where((moves & (noise == 0)), (gw * inverse), 0.0),
+        tl.where(moves, (sums_mw * inverse), 0.0),
+        tl.where(live, o_beta1, 1.0),
+        tl.where(live, o_beta2, 1.0),
+        1.0 / (1.0 - power(o_beta1, t)),
+        1.0 / (1.0 - power(o_beta2, t)),
+        at_least(o_eps, traits_smallest_eps),
+        low_dim,
+        ((traits_scale_invariant > 0.0) | by_test) & (low_dim == 0),
+        eta_radial,
+        guarded_scale,
+        step,
+        tl.where(moves, c, memory_radial_momentum),
+        tau,
+        tau_reference,
+        curvature_step,
+        initial_norm,
+    )
 
 
 @triton.jit
-def weights_law(
-    settings, traits, memory, record, blocks, i, parameter,
-    products_uw, products_uu,
-):
-    tl.debug_barrier()
-    o_guard = tl.load(settings + 15 * blocks + parameter)
-    first_live = tl.load(record + 7 * blocks + i) > 0
-    first_low_dim = tl.load(record + 18 * blocks + i) > 0
-    sums_ww = tl.load(record + 0 * blocks + i)
-    memory_step = tl.load(memory + 0 * blocks + i)
-    traits_inverse_root = tl.load(traits + 2 * blocks + parameter)
-    o_weight_decay = tl.load(settings + 4 * blocks + parameter)
-    first_eta_radial = tl.load(record + 20 * blocks + i)
-    o_isotropic_decay = tl.load(settings + 5 * blocks + parameter)
-    o_lr = tl.load(settings + 0 * blocks + parameter)
-    first_scale_invariant = tl.load(record + 19 * blocks + i) > 0
-    o_wd_ratio = tl.load(settings + 14 * blocks + parameter)
-    memory_initial_norm = tl.load(memory + 5 * blocks + i)
-    memory_radial_momentum = tl.load(memory + 1 * blocks + i)
-    o_radial_beta = tl.load(settings + 8 * blocks + parameter)
-    o_low_dim_scale = tl.load(settings + 12 * blocks + parameter)
+def store_moments(record, memory, blocks, i, result):
+    tl.store(record + 7 * blocks + i, result[0].to(tl.float64))
+    tl.store(record + 8 * blocks + i, result[1].to(tl.float64))
+    tl.store(record + 9 * blocks + i, result[2].to(tl.float64))
+    tl.store(record + 10 * blocks + i, result[3].to(tl.float64))
+    tl.store(record + 11 * blocks + i, result[4].to(tl.float64))
+    tl.store(record + 12 * blocks + i, result[5].to(tl.float64))
+    tl.store(record + 13 * blocks + i, result[6].to(tl.float64))
+    tl.store(record + 14 * blocks + i, result[7].to(tl.float64))
+    tl.store(record + 15 * blocks + i, result[8].to(tl.float64))
+    tl.store(record + 16 * blocks + i, result[9].to(tl.float64))
+    tl.store(record + 17 * blocks + i, result[10].to(tl.float64))
+    tl.store(record + 18 * blocks + i, result[11].to(tl.float64))
+    tl.store(record + 19 * blocks + i, result[12].to(tl.float64))
+    tl.store(record + 20 * blocks + i, result[13].to(tl.float64))
+    tl.store(record + 21 * blocks + i, result[14].to(tl.float64))
+    tl.store(memory + 0 * blocks + i, result[15].to(tl.float64))
+    tl.store(memory + 1 * blocks + i, result[16].to(tl.float64))
+    tl.store(memory + 2 * blocks + i, result[17].to(tl.float64))
+    tl.store(memory + 3 * blocks + i, result[18].to(tl.float64))
+    tl.store(memory + 4 * blocks + i, result[19].to(tl.float64))
+    tl.store(memory + 5 * blocks + i, result[20].to(tl.float64))
+
+
+@triton.jit
+def load_moments(record, memory, blocks, i):
+    return (
+        tl.load(record + 7 * blocks + i) > 0,
+        tl.load(record + 8 * blocks + i) > 0,
+        tl.load(record + 9 * blocks + i) > 0,
+        tl.load(record + 10 * blocks + i),
+        tl.load(record + 11 * blocks + i),
+        tl.load(record + 12 * blocks + i),
+        tl.load(record + 13 * blocks + i),
+        tl.load(record + 14 * blocks + i),
+        tl.load(record + 15 * blocks + i),
+        tl.load(record + 16 * blocks + i),
+        tl.load(record + 17 * blocks + i),
+        tl.load(record + 18 * blocks + i) > 0,
+        tl.load(record + 19 * blocks + i) > 0,
+        tl.load(record + 20 * blocks + i),
+        tl.load(record + 21 * blocks + i) > 0,
+        tl.load(memory + 0 * blocks + i),
+        tl.load(memory + 1 * blocks + i),
+        tl.load(memory + 2 * blocks + i),
+        tl.load(memory + 3 * blocks + i),
+        tl.load(memory + 4 * blocks + i),
+        tl.load(memory + 5 * blocks + i),
+    )
+
+
+@triton.jit
+def weights_law(numbers, sums, first, products):
+    o_lr = numbers[0]
+    o_weight_decay = numbers[4]
+    o_isotropic_decay = numbers[5]
+    o_radial_beta = numbers[8]
+    o_low_dim_scale = numbers[12]
+    o_wd_ratio = numbers[14]
+    o_guard = numbers[15]
+    traits_inverse_root = numbers[19]
+    memory_step = numbers[23]
+    memory_radial_momentum = numbers[24]
+    memory_tau = numbers[25]
+    memory_tau_reference = numbers[26]
+    memory_curvature_step = numbers[27]
+    memory_initial_norm = numbers[28]
+    sums_ww = sums[0]
+    first_live = first[0]
+    first_low_dim = first[11]
+    first_scale_invariant = first[12]
+    first_eta_radial = first[13]
+    memory_step = first[15]
+    memory_radial_momentum = first[16]
+    memory_tau = first[17]
+    memory_tau_reference = first[18]
+    memory_curvature_step = first[19]
+    memory_initial_norm = first[20]
+    products_uw = products[0]
+    products_uu = products[1]
     guard = o_guard > 0.0
     moves = first_live & (first_low_dim == 0)
     ww = tl.where(moves, sums_ww, 1.0)
     norm = root(ww)
+    inverse = 1.0 / ww
     t = at_least(memory_step, tl.full([], 1.0, tl.float64))
     rms = root(products_uu) * traits_inverse_root
     guarded_update = (guard & first_live) & ((rms <= 100.0) == 0)
@@ -181,52 +270,84 @@ def weights_law(
     shrink = tl.where(overflow, 0.0, shrink)
     uw = tl.where(overflow, 0.0, (shrink * products_uw))
     uu = tl.where(overflow, 0.0, ((shrink * shrink) * products_uu))
-    along = uw / ww
+    along = uw * inverse
     u_across = at_least((uu - (uw * along)), tl.full([], 0.0, tl.float64))
     decay = (o_weight_decay * first_eta_radial) + (o_isotropic_decay * o_lr)
     decay = tl.where(first_scale_invariant, (o_wd_ratio * decay), decay)
     guarded_decay = (guard & moves) & (norm < (0.1 * memory_initial_norm))
     decay = tl.where(guarded_decay, 0.0, decay)
     momentum = memory_radial_momentum / (1.0 - power(o_radial_beta, t))
-    pull = tl.where(first_scale_invariant, 0.0, ((first_eta_radial * momentum) / norm))
+    pull = tl.where(first_scale_invariant, 0.0, (((first_eta_radial * momentum) * norm) * inverse))
     factor = (1.0 - decay) - pull
     guarded_factor = (guard & moves) & ((factor < 0.5) | (factor > 2.0))
     factor = tl.where(guard, at_most(at_least(factor, tl.full([], 0.5, tl.float64)), tl.full([], 2.0, tl.float64)), factor)
     a1 = tl.where(moves, ((factor - 1.0) + (o_lr * along)), 0.0)
     b = tl.where(moves, o_lr, tl.where(first_live, (o_low_dim_scale * o_lr), 0.0))
     ahead = (1.0 + a1) - (b * along)
-    turned = ahead / root(at_least(((ahead * ahead) + (((b * b) * u_across) / ww)), tl.full([], 2.2250738585072014e-308, tl.float64)))
-    a1_ = a1
-    b_ = shrink * b
-    guarded_factor_ = guarded_factor
-    guarded_decay_ = guarded_decay
-    guarded_update_ = guarded_update
-    tl.debug_barrier()
-    tl.store(record + 22 * blocks + i, (a1_).to(tl.float64))
-    tl.store(record + 23 * blocks + i, (b_).to(tl.float64))
-    tl.store(record + 24 * blocks + i, (guarded_factor_).to(tl.float64))
-    tl.store(record + 25 * blocks + i, (guarded_decay_).to(tl.float64))
-    tl.store(record + 26 * blocks + i, (guarded_update_).to(tl.float64))
-    tl.store(memory + 1 * blocks + i, (tl.where(moves, (memory_radial_momentum * turned), memory_radial_momentum)).to(tl.float64))
-    return a1_, b_, guarded_factor_, guarded_decay_, guarded_update_
+    turned = ahead / root(at_least(((ahead * ahead) + (((b * b) * u_across) * inverse)), tl.full([], 2.2250738585072014e-308, tl.float64)))
+    return (
+        a1,
+        shrink * b,
+        guarded_factor,
+        guarded_decay,
+        guarded_update,
+        memory_step,
+        tl.where(moves, (memory_radial_momentum * turned), memory_radial_momentum),
+        memory_tau,
+        memory_tau_reference,
+        memory_curvature_step,
+        memory_initial_norm,
+    )
 
 
 @triton.jit
-def turn_law(
-    settings, traits, memory, record, blocks, i, parameter,
-    sums_ww, sums_gg, sums_mw, sums_mm, active,
-):
-    tl.debug_barrier()
-    memory_initial_norm = tl.load(memory + 2 * blocks + i)
-    memory_step = tl.load(memory + 0 * blocks + i)
-    traits_inverse_root = tl.load(traits + 0 * blocks + parameter)
-    o_beta2 = tl.load(settings + 2 * blocks + parameter)
-    memory_mean_square = tl.load(memory + 1 * blocks + i)
-    o_beta1 = tl.load(settings + 1 * blocks + parameter)
-    o_eps = tl.load(settings + 3 * blocks + parameter)
-    o_angular_rms = tl.load(settings + 4 * blocks + parameter)
-    o_lr = tl.load(settings + 0 * blocks + parameter)
-    o_max_angle = tl.load(settings + 5 * blocks + parameter)
+def store_weights(record, memory, blocks, i, result):
+    tl.store(record + 22 * blocks + i, result[0].to(tl.float64))
+    tl.store(record + 23 * blocks + i, result[1].to(tl.float64))
+    tl.store(record + 24 * blocks + i, result[2].to(tl.float64))
+    tl.store(record + 25 * blocks + i, result[3].to(tl.float64))
+    tl.store(record + 26 * blocks + i, result[4].to(tl.float64))
+    tl.store(memory + 0 * blocks + i, result[5].to(tl.float64))
+    tl.store(memory + 1 * blocks + i, result[6].to(tl.float64))
+    tl.store(memory + 2 * blocks + i, result[7].to(tl.float64))
+    tl.store(memory + 3 * blocks + i, result[8].to(tl.float64))
+    tl.store(memory + 4 * blocks + i, result[9].to(tl.float64))
+    tl.store(memory + 5 * blocks + i, result[10].to(tl.float64))
+
+
+@triton.jit
+def load_turn_numbers(settings, traits, memory, blocks, i, parameter):
+    return (
+        tl.load(settings + 0 * blocks + parameter),
+        tl.load(settings + 1 * blocks + parameter),
+        tl.load(settings + 2 * blocks + parameter),
+        tl.load(settings + 3 * blocks + parameter),
+        tl.load(settings + 4 * blocks + parameter),
+        tl.load(settings + 5 * blocks + parameter),
+        tl.load(settings + 6 * blocks + parameter),
+        tl.load(traits + 0 * blocks + parameter),
+        tl.load(memory + 0 * blocks + i),
+        tl.load(memory + 1 * blocks + i),
+        tl.load(memory + 2 * blocks + i),
+    )
+
+
+@triton.jit
+def turn_law(numbers, sums, active):
+    o_lr = numbers[0]
+    o_beta1 = numbers[1]
+    o_beta2 = numbers[2]
+    o_eps = numbers[3]
+    o_angular_rms = numbers[4]
+    o_max_angle = numbers[5]
+    traits_inverse_root = numbers[7]
+    memory_step = numbers[8]
+    memory_mean_square = numbers[9]
+    memory_initial_norm = numbers[10]
+    sums_ww = sums[0]
+    sums_gg = sums[1]
+    sums_mw = sums[2]
+    sums_mm = sums[3]
     norm = root(sums_ww)
     initial_norm = tl.where((active & (memory_initial_norm < 0.0)), norm, memory_initial_norm)
     step = memory_step + tl.where(active, 1.0, 0.0)
@@ -249,16 +370,23 @@ def turn_law(
     turns = (active & points) & ((angle == 0.0) == 0)
     push = (initial_norm * turn) * sinc
     forward = (initial_norm / tl.where(points, norm, 1.0)) * tl.cos(angle)
-    a1_ = tl.where(turns, ((forward - 1.0) + (push * along)), 0.0)
-    b_ = tl.where(turns, (push * scale), 0.0)
-    angle_ = tl.where(turns, angle, 0.0)
-    at_max_angle_ = at_max_angle
-    tl.debug_barrier()
-    tl.store(record + 4 * blocks + i, (a1_).to(tl.float64))
-    tl.store(record + 5 * blocks + i, (b_).to(tl.float64))
-    tl.store(record + 6 * blocks + i, (angle_).to(tl.float64))
-    tl.store(record + 7 * blocks + i, (at_max_angle_).to(tl.float64))
-    tl.store(memory + 0 * blocks + i, (step).to(tl.float64))
-    tl.store(memory + 1 * blocks + i, (mean_square).to(tl.float64))
-    tl.store(memory + 2 * blocks + i, (initial_norm).to(tl.float64))
-    return a1_, b_, angle_, at_max_angle_
+    return (
+        tl.where(turns, ((forward - 1.0) + (push * along)), 0.0),
+        tl.where(turns, (push * scale), 0.0),
+        tl.where(turns, angle, 0.0),
+        at_max_angle,
+        step,
+        mean_square,
+        initial_norm,
+    )
+
+
+@triton.jit
+def store_turn(record, memory, blocks, i, result):
+    tl.store(record + 4 * blocks + i, result[0].to(tl.float64))
+    tl.store(record + 5 * blocks + i, result[1].to(tl.float64))
+    tl.store(record + 6 * blocks + i, result[2].to(tl.float64))
+    tl.store(record + 7 * blocks + i, result[3].to(tl.float64))
+    tl.store(memory + 0 * blocks + i, result[4].to(tl.float64))
+    tl.store(memory + 1 * blocks + i, result[5].to(tl.float64))
+    tl.store(memory + 2 * blocks + i, result[6].to(tl.float64))
