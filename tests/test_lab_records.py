@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from adamo_lab.disk import locked, write_atomically
 from adamo_lab.errors import LabError
 from adamo_lab.optimizers import legal_arguments
 from adamo_lab.records import (
@@ -33,9 +34,7 @@ from adamo_lab.records import (
     line_of,
     load,
     load_all,
-    locked,
     save,
-    write_atomically,
 )
 from adamo_lab.studies import STUDIES, Request, Study
 

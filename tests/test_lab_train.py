@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from adamo_lab.errors import LabError
+from adamo_lab.measures import angle
 from adamo_lab.optimizers import ADAMO, ANGULAR, SETTINGS, build, legal_arguments, settings
 from adamo_lab.records import Record, RunConfig
 from adamo_lab.tasks import TASKS, all_options
 from adamo_lab.tasks.base import Phase
 from adamo_lab.tasks.grokking import EmbeddingMLP, OneHotMLP, grokking_epoch
-from adamo_lab.train import CHECKPOINT, LOGGED, Run, Stopped, angle, make_task, threads, train
+from adamo_lab.train import CHECKPOINT, LOGGED, Run, Stopped, make_task, threads, train
 from adamo_optim import AdamO, AngularAdamW
 
 KILLS = 20

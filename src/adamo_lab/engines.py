@@ -15,18 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .disk import Busy, locked
 from .errors import LabError
 from .records import (
     FAILED,
     FINISHED,
     SUFFIX,
-    Busy,
     Record,
     Row,
     RunConfig,
     find,
     load_all,
-    locked,
     save,
 )
 from .studies import STUDIES

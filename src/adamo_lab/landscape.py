@@ -121,7 +121,8 @@ def evaluate(
 ) -> Record:
     from . import environment
     from .engines import resolve_device
-    from .train import make_task, new_model, rounded
+    from .measures import rounded
+    from .train import make_task, new_model
 
     started = time.monotonic()
     task = make_task(runs[0].config, resolve_device(str(device)), data_dir)

@@ -21,11 +21,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from . import claims, figures, tables
+from .disk import write_atomically
 from .errors import LabError
 from .figures import Drawing
 from .grids import grids
 from .groups import YOURS, Group, by_study, show
-from .records import FAILED, Record, load_all, write_atomically
+from .records import FAILED, Record, load_all
 from .studies import STUDIES, Claim
 from .tables import Table
 from .tasks import unit

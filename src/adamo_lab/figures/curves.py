@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -59,55 +60,83 @@ def keys(group: Group, lines: list[Line]) -> list[str]:
     return [*sorted(tested)[: MOST_FIGURES - len(last)], *last]
 
 
-def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
-    percent = key.endswith("accuracy")
-    known = {m.key: m for study in STUDIES.values() for m in study.metrics}
-    factor = 100 if percent and (key in known or at_most_one(lines, key)) else 1
-    legend_rows = math.ceil(len(lines) / legend_columns([line.label for line in lines]))
-    picture, (axes,) = canvas(height=2.75 + 0.17 * legend_rows)
-    epoch = unit(group.task)
-    handles: list[Artist] = []
-    labels, ends, extremes = [], [], []
-    several = spread = False
-    floor = math.inf
-    for line in lines:
-        tracks = [track for run in line.runs if (track := series(run.metrics, key)) is not None]
-        if not tracks:
-            continue
-        x, mean, low, high = combined(tracks)
-        if key == "gradient_norm":
-            low, high, spread = *deviation(line, x, mean), True
-        draw_line(axes, line, x, factor * mean, factor * low, factor * high, handles)
-        mark_divergence(axes, line, key, factor)
-        several |= len(tracks) > 1
-        floor = min(floor, factor * float(np.min(low[x >= SETTLED * x[-1]])))
-        labels.append(line.label)
-        ends.append(f"{line.label} {factor * mean[-1]:.3g}")
-        extremes += [float(np.nanmin(factor * mean)), float(np.nanmax(factor * mean))]
-    if not labels:
+@dataclass
+class Curve:
+    """One line of a figure: the mean over its runs, and a band around it."""
+
+    line: Line
+    runs: int
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def curve(line: Line, key: str) -> Curve | None:
+    tracks = [track for run in line.runs if (track := series(run.metrics, key)) is not None]
+    if not tracks:
         return None
+    x, mean, low, high = combined(tracks)
+    if key == "gradient_norm":
+        low, high = deviation(line, x, mean)
+    return Curve(line, len(tracks), x, mean, low, high)
+
+
+def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
+    curves = [found for line in lines if (found := curve(line, key)) is not None]
+    if not curves:
+        return None
+    known = {m.key for study in STUDIES.values() for m in study.metrics}
+    shares = key.endswith("accuracy") and (key in known or at_most_one(lines, key))
+    factor = 100 if shares else 1
+    labels = [c.line.label for c in curves]
+    rows = math.ceil(len(labels) / legend_columns(labels))
+    picture, (axes,) = canvas(height=2.75 + 0.17 * rows)
+    handles: list[Artist] = []
+    for c in curves:
+        marker = "o" if len(c.x) == 1 else None
+        look = {"color": c.line.colour, "linestyle": c.line.entry.line, "marker": marker}
+        handles += axes.plot(c.x, factor * c.mean, **look)
+        band = (c.x, factor * c.low, factor * c.high)
+        axes.fill_between(*band, color=c.line.colour, alpha=0.16, linewidth=0)
+        mark_divergence(axes, c.line, key, factor)
     name = LABELS.get(key, key.replace("_", " "))
-    shown = f"{name} (%)" if factor == 100 else name
+    shown = f"{name} (%)" if shares else name
     axes.set_title(plain(shown))
-    axes.set_xlabel(epoch)
+    set_axes(axes, group, curves, factor)
+    legend_below(picture, handles, labels)
+    ends = ", ".join(f"{c.line.label} {factor * c.mean[-1]:.3g}" for c in curves)
+    over = f"over {unit(group.task)}s for {listed(labels)}"
+    alt = f"Line chart of {shown} {over}; at the end: {ends}"
+    return finish(picture, group, key, caption_of(group, curves, name, key), alt)
+
+
+def set_axes(axes: Axes, group: Group, curves: list[Curve], factor: float) -> None:
+    """Logarithmic where numbers span decades; accuracies from where they have settled."""
+    means = factor * np.concatenate([c.mean for c in curves])
+    lowest, highest = float(np.nanmin(means)), float(np.nanmax(means))
+    settled = [c.low[c.x >= SETTLED * c.x[-1]] for c in curves]
+    floor = factor * min(float(np.min(low)) for low in settled)
+    axes.set_xlabel(unit(group.task))
     if group.task == "grokking":
         log_axis(axes, "x")
-    if min(extremes) > 0 and max(extremes) > 20 * min(extremes) and factor == 1:
-        log_axis(axes, "y")
-    elif factor == 100 and group.task != "grokking" and floor > 0.3 * max(extremes):
-        axes.set_ylim(bottom=floor - 0.03 * max(extremes))  # the first climb is not the subject
-    if group.task != "grokking":
+    else:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if 0 < 20 * lowest < highest and factor == 1:
+        log_axis(axes, "y")
+    elif factor == 100 and group.task != "grokking" and floor > 0.3 * highest:
+        axes.set_ylim(bottom=floor - 0.03 * highest)  # the first climb is not the subject
     axes.margins(x=0.02)
-    legend_below(picture, handles, labels)
-    caption = f"{name[0].upper()}{name[1:]} over training. {count(lines, several)}"
-    caption += f" Band: one standard deviation over the steps of one {epoch}." if spread else (
-        " The band spans lowest to highest." if several else ""
-    )  # fmt: skip
-    if len(lines) < len(group.lines):
-        caption += chosen_by(group)
-    alt = f"Line chart of {shown} over {epoch}s for {listed(labels)}; at the end: {', '.join(ends)}"
-    return finish(picture, group, key, caption, alt)
+
+
+def caption_of(group: Group, curves: list[Curve], name: str, key: str) -> str:
+    several = any(c.runs > 1 for c in curves)
+    text = f"{name[0].upper()}{name[1:]} over training. {count(curves, several)}"
+    if key == "gradient_norm":
+        text += f" Band: one standard deviation over the steps of one {unit(group.task)}."
+    elif several:
+        text += " The band spans lowest to highest."
+    return text + (chosen_by(group) if len(best_lines(group)) < len(group.lines) else "")
 
 
 def series(rows: list[dict], key: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -143,17 +172,6 @@ def deviation(line: Line, x: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, 
     return np.maximum(mean - sd, 0.02 * mean), mean + sd  # a log axis must not meet zero
 
 
-def draw_line(
-    axes: Axes, line: Line, x: np.ndarray, mean: np.ndarray, low: np.ndarray, high: np.ndarray,
-    handles: list[Artist],
-) -> None:  # fmt: skip
-    colour = line.colour
-    marker = "o" if len(x) == 1 else None
-    (handle,) = axes.plot(x, mean, color=colour, linestyle=line.entry.line, marker=marker)
-    axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-    handles.append(handle)
-
-
 def mark_divergence(axes: Axes, line: Line, key: str, factor: float) -> None:
     """A cross where a run came to an end before its time."""
     for run in line.runs:
@@ -168,8 +186,8 @@ def at_most_one(lines: list[Line], key: str) -> bool:
     return all(0 <= v <= 1 for v in values if v is not None)
 
 
-def count(lines: list[Line], several: bool) -> str:
-    numbers = sorted({len(line.runs) for line in lines})
+def count(curves: list[Curve], several: bool) -> str:
+    numbers = sorted({c.runs for c in curves})
     if not several:
         return "One run each."
     amount = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
