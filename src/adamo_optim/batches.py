@@ -110,10 +110,15 @@ class Batch:
             value = round_stochastically(value, step, block.seed, places)
         self.write("w", value)
 
-    def add_products(self, sums: Sums, *pairs: tuple[Tensor, Tensor]) -> None:
-        """⟨x, y⟩ of every pair: of the whole, or of each of its rows."""
+    def add_products(
+        self, sums: Sums, *pairs: tuple[Tensor, Tensor], rounded: bool = False
+    ) -> None:
+        """⟨x, y⟩ of every pair: of the whole, or of each of its rows.
+
+        ``rounded``: products in the precision of the entries, in half of the time on a CPU.
+        """
         by_row = self.part.block.rows is not None
-        sums[self.part.i].append(products(self.blocks, pairs, by_row))
+        sums[self.part.i].append(products(self.blocks, pairs, by_row, rounded))
 
 
 class Lines(Batch):
@@ -162,19 +167,24 @@ class Lines(Batch):
     def write_weight(self, value: Tensor, step: Tensor) -> None:
         self.write("w", value)
 
-    def add_products(self, sums: Sums, *pairs: tuple[Tensor, Tensor]) -> None:
-        rows = products(self.blocks, pairs, by_row=True).split(self.counts)
+    def add_products(
+        self, sums: Sums, *pairs: tuple[Tensor, Tensor], rounded: bool = False
+    ) -> None:
+        rows = products(self.blocks, pairs, by_row=True, rounded=rounded).split(self.counts)
         for part, lines in zip(self.parts, rows, strict=True):
             sums[part.i].append(lines.sum(0))
 
 
-def products(blocks: Blocks, pairs: tuple[tuple[Tensor, Tensor], ...], by_row: bool) -> Tensor:
+def products(
+    blocks: Blocks, pairs: tuple[tuple[Tensor, Tensor], ...], by_row: bool, rounded: bool = False
+) -> Tensor:
     """⟨x, y⟩ of every pair in ``blocks.scalar``, in which a product of two floats is exact."""
     wide: dict[int, Tensor] = {}
+    dtype = compute_dtype(pairs[0][0]) if rounded else blocks.scalar
 
     def widen(x: Tensor) -> Tensor:
         if id(x) not in wide:
-            wide[id(x)] = x.to(blocks.scalar)
+            wide[id(x)] = x.to(dtype)
         return wide[id(x)]
 
     results = []
@@ -187,4 +197,4 @@ def products(blocks: Blocks, pairs: tuple[tuple[Tensor, Tensor], ...], by_row: b
         else:
             product = widen(y) * (widen(x) if on_cpu else x)
             results.append(product.sum(dims) if by_row else total(product))
-    return torch.stack(results, dim=-1)
+    return torch.stack(results, dim=-1).to(blocks.scalar)

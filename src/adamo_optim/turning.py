@@ -174,6 +174,7 @@ class Work:
     ) -> None:
         self.bucket, self.options = bucket, options
         self.grad_scale, self.found_inf = grad_scale, found_inf
+        self.in_place = not bucket.differentiable
         together = not bucket.differentiable and bucket.device.type != "cpu"
         self.blocks = Blocks(bucket.dtype, bucket.sizes, bucket.differentiable, together)
         for i, (member, g) in enumerate(zip(bucket.members, grads, strict=True)):
@@ -192,12 +193,15 @@ class Work:
             (w, g, m), (beta1, rest1) = batch.tensors, batch.numbers
             if scale is not None:
                 g = g * scale.double().reciprocal().to(g.dtype)
-            new_m = wide(m) * beta1 + wide(g).to(wide(m).dtype) * rest1
+            in_place = self.in_place and wide(m) is m and self.found_inf is None
+            new_m = m.mul_(beta1) if in_place else wide(m) * beta1
+            new_m = new_m.add_(wide(g).to(new_m.dtype) * rest1)
             if self.found_inf is not None:
                 new_m = torch.where(self.found_inf == 0, new_m, m)
             new_m = new_m.to(m.dtype)
             batch.write("m", new_m)
-            batch.add_products(sums, (w, w), (g, g), (new_m, w), (new_m, new_m))
+            pairs = (w, w), (g, g), (new_m, w), (new_m, new_m)
+            batch.add_products(sums, *pairs, rounded=self.in_place and not self.blocks.together)
         return self.bucket.spread(sums.add_up(4), self.members, 4)
 
     def proceed(self, rows: Tensor, active: Tensor) -> None:
@@ -209,7 +213,8 @@ class Work:
         turn, memory = turn_law(self.options, traits, bucket.read(), sums, active)
         for batch in batches(self.blocks, "w m", turn.a1, turn.b):
             (w, m), (a1, b) = map(wide, batch.tensors), batch.numbers
-            batch.write("w", w + (w * a1 - m.to(w.dtype) * b))
+            shift = (w * a1).sub_(m.to(w.dtype) * b)
+            batch.write("w", w.add_(shift) if self.in_place else w + shift)
         bucket.write(memory)
         if bucket.differentiable:
             self.put_back()
