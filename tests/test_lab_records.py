@@ -134,7 +134,9 @@ def test_damage_is_named_and_takes_no_other_run_with_it(file: Path, change: str)
         f", line {number} is left out: it is damaged"
     ]
     save(record(1), file)  # trained again
-    assert {1, 2} <= {r.config.seed for r in load(file)[0]}
+    found, problems = load(file)
+    assert {1, 2} <= {r.config.seed for r in found}
+    assert problems == []
 
 
 def test_a_file_that_was_cut_off_keeps_what_is_whole(file: Path) -> None:

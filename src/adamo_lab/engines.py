@@ -84,11 +84,13 @@ class Setup:
     def holding(self, config: RunConfig) -> Iterator[Path]:
         """The run's folder, for this process alone; gone afterwards if nothing is left in it."""
         folder = self.folder(config)
-        with locked(folder / LOCK):
-            yield folder
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-            folder.parent.rmdir()
+        try:
+            with locked(folder / LOCK):
+                yield folder
+        finally:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+                folder.parent.rmdir()
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,10 @@ def find(file: Path, id: str) -> Record | None:
 
 
 def save(record: Record, file: Path) -> None:
-    """Add a run, or put it in the place of the line with its id; other lines stay as they are."""
+    """Add a run, or put it in the place of the line with its id; other lines stay as they are.
+
+    Damaged ones go: nobody can read them, and pandas stops where one begins.
+    """
     rewrite(file, {record.id}, pack(line_of(record)))
 
 
@@ -290,5 +293,6 @@ def forget(file: Path, ids: Container[str]) -> None:
 
 def rewrite(file: Path, without: Container[str], added: bytes) -> None:
     with locked(file.with_name(f".{file.name}.lock"), wait=True):
-        kept = [line.packed for line in read_lines(file) if not line.is_of(without)]
+        whole = [line for line in read_lines(file) if line.text is not None]
+        kept = [line.packed for line in whole if not line.is_of(without)]
         write_atomically(file, b"".join([*kept, added]))
