@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .engines import Setup
 
 QUICK = 0.02  # of every run's length
-SUMS_EPOCHS, TEXT_ROUNDS, SPIRALS_EPOCHS = 3500, 40, 500
+SUMS_EPOCHS, TEXT_ROUNDS, SPIRALS_EPOCHS = 2800, 40, 500
 LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 TEXT = {
     "text": "topics",

@@ -6,7 +6,6 @@ windows are cut out of them there.
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -94,12 +93,11 @@ class Text(Task):
         return epoch % (self.options["every"] or max(1, self.config.epochs // 10)) == 0
 
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
-        """On windows of the validation text side by side, each with its next byte."""
+        """In nats, on windows of the validation text side by side, each with its next byte."""
         total = torch.zeros((), device=self.device)
         for part in self.valid.split(max(1, AT_ONCE // self.options["context"])):
             total = total + self.cross_entropy(model, part, "sum")
-        loss = total / self.valid[:, 1:].numel()
-        return {"valid_loss": loss, "valid_bits": loss / math.log(2)}
+        return {"valid_loss": total / self.valid[:, 1:].numel()}
 
     def result(self, rows: list[Row]) -> Row:
         losses = [row["valid_loss"] for row in rows if row["valid_loss"] is not None]
