@@ -48,6 +48,8 @@ SIZES = [
     (131, 127),
     (97, 1013),
     (200003,),
+    (3, 20001),
+    (2, 66000),
 ]
 
 
@@ -91,11 +93,22 @@ def turning_on(params: list[torch.nn.Parameter]) -> AngularAdamW:
     return AngularAdamW(groups, lr=1e-2, max_angle=1.0, foreach=False)
 
 
-BOTH = pytest.mark.parametrize("make", [optimizer_on, turning_on], ids=["adamo", "turning"])
+def rows_on(params: list[torch.nn.Parameter], **options: Any) -> AdamO:
+    return optimizer_on(params, block="row", **options)
+
+
+MAKERS = pytest.mark.parametrize(
+    "make", [optimizer_on, rows_on, turning_on], ids=["adamo", "rows", "turning"]
+)
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{kind: {"previous_gradient": kind} for kind in ("exact", "bfloat16", "sampled")},
+    "rows": {"block": "row"},
+    "rows_bfloat16": {"block": "row", "previous_gradient": "bfloat16"},
+}
 
 
 def train(
-    optimizer: AdamO, steps: int, step: Callable[[AdamO], Any] = native_step, seed: int = 0
+    optimizer: Any, steps: int, step: Callable[[AdamO], Any] = native_step, seed: int = 0
 ) -> AdamO:
     """Steps on random gradients."""
     source = torch.Generator().manual_seed(seed)
@@ -153,9 +166,8 @@ def test_it_is_built_where_there_is_a_compiler() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=str)
-@pytest.mark.parametrize("previous", ["exact", "bfloat16", "sampled"])
-def test_all_sizes_agree_with_the_loop(dtype: torch.dtype, previous: str) -> None:
-    options = {"previous_gradient": previous}
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_all_sizes_agree_with_the_loop(dtype: torch.dtype, options: dict[str, Any]) -> None:
     actual = train(optimizer_on(parameters(SIZES, dtype), **options), 4)
     expected = train(optimizer_on(parameters(SIZES, dtype), **options), 4, loop_step)
     assert_close(actual, expected, 1e-12 if dtype == torch.float64 else 1e-5)
@@ -172,7 +184,7 @@ def test_turns_of_all_sizes_agree_with_torch_calls(dtype: torch.dtype) -> None:
 # ---- the same bits ----------------------------------------------------------------------------
 
 
-@BOTH
+@MAKERS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_any_number_of_threads_gives_the_same_bits(
     make: Callable[..., Any], dtype: torch.dtype, threads: Callable[[int], None]
@@ -185,7 +197,7 @@ def test_any_number_of_threads_gives_the_same_bits(
         assert_same_bits(end, ends[0])
 
 
-@BOTH
+@MAKERS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 def test_every_instruction_set_gives_the_same_bits(
     make: Callable[..., Any], dtype: torch.dtype
@@ -199,9 +211,8 @@ def test_every_instruction_set_gives_the_same_bits(
     assert_same_bits(best, portable)
 
 
-@pytest.mark.parametrize("previous", ["exact", "bfloat16", "sampled"])
-def test_a_resumed_run_continues_to_the_bit(previous: str) -> None:
-    options = {"previous_gradient": previous}
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_a_resumed_run_continues_to_the_bit(options: dict[str, Any]) -> None:
     whole = train(train(optimizer_on(parameters(SIZES), **options), 3), 3, seed=9)
     first = train(optimizer_on(parameters(SIZES), **options), 3)
     params = [torch.nn.Parameter(p.detach().clone()) for p in first.param_groups[0]["params"]]
@@ -222,16 +233,23 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("previous", ["exact", "bfloat16", "sampled"])
 @pytest.mark.parametrize("gradient", LAYOUTS)
-@pytest.mark.parametrize("weight", ["contiguous", "channels_last", "transposed"])
-def test_layouts(weight: str, gradient: str, previous: str) -> None:
+@pytest.mark.parametrize(
+    ("weight", "options"),
+    [
+        pytest.param(weight, options, id=f"{weight}-{name}")
+        for weight in ("contiguous", "channels_last", "transposed")
+        for name, options in OPTIONS.items()
+        if weight != "transposed" or "block" not in options  # scattered rows: below
+    ],
+)
+def test_layouts(weight: str, gradient: str, options: dict[str, Any]) -> None:
     ends = []
     for step in (native_step, loop_step):
         source = torch.Generator().manual_seed(4)
         x = torch.randn(20, 6, 3, 5, generator=source, dtype=torch.float64)
         p = torch.nn.Parameter(LAYOUTS[weight](x))
-        optimizer = optimizer_on([p], previous_gradient=previous)
+        optimizer = optimizer_on([p], **options)
         for _ in range(4):
             g = torch.randn(p.shape, generator=source, dtype=torch.float64)
             p.grad = LAYOUTS[gradient](g)
@@ -240,6 +258,18 @@ def test_layouts(weight: str, gradient: str, previous: str) -> None:
             assert torch.equal(p.grad, before)
         ends.append(optimizer)
     assert_close(*ends, tolerance=1e-12)
+
+
+def test_scattered_rows_go_to_another_backend() -> None:
+    p = torch.nn.Parameter(LAYOUTS["transposed"](torch.randn(8, 4, 3, 3)))
+    (row,) = AdamO([p], block="row").explain()
+    assert row.backend == "for-loop"
+    assert "scattered" in row.note
+    with pytest.raises(RuntimeError, match=r"fused=True cannot be honoured .* scattered"):
+        AdamO([p], block="row", fused=True)
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match="one piece of memory"):
+        native_step(rows_on([p]))
 
 
 def test_a_state_in_another_layout_is_laid_out_anew() -> None:
@@ -356,6 +386,19 @@ def test_the_guard_leaves_a_block_with_a_bad_gradient_alone(value: float) -> Non
         assert row["guard_skipped"] == 1
 
 
+def test_the_guard_leaves_a_row_with_a_bad_gradient_alone_and_no_other() -> None:
+    optimizer = train(rows_on(parameters([(33, 31)])), 2)
+    p = optimizer.param_groups[0]["params"][0]
+    before = {key: x.clone() for key, x in tensors_of(optimizer).items()}
+    p.grad = torch.ones_like(p)
+    p.grad[7, -1] = torch.nan
+    native_step(optimizer)
+    for key, x in tensors_of(optimizer).items():
+        assert torch.equal(x[7], before[key][7]), key
+    assert bool((p != before["0"]).any(1)[torch.arange(33) != 7].all())
+    assert optimizer.state[p]["step"].tolist() == [2.0 if row == 7 else 3.0 for row in range(33)]
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_without_the_guard_bad_gradients_flow_as_in_the_loop(value: float) -> None:
     ends = []
@@ -384,9 +427,10 @@ def test_an_infinite_quotient_does_not_reach_the_weight() -> None:
 # ---- what torch's own optimizers do --------------------------------------------------------------
 
 
+@MAKERS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_loss_scale_divides_the_gradients(dtype: torch.dtype) -> None:
-    plain = train(optimizer_on(parameters(SIZES, dtype)), 3)
+def test_a_loss_scale_divides_the_gradients(make: Callable[..., Any], dtype: torch.dtype) -> None:
+    plain = train(make(parameters(SIZES, dtype)), 3)
 
     def scaled_step(optimizer: AdamO) -> None:
         for p in optimizer.param_groups[0]["params"]:
@@ -397,7 +441,7 @@ def test_a_loss_scale_divides_the_gradients(dtype: torch.dtype) -> None:
         for p, g in zip(optimizer.param_groups[0]["params"], before, strict=True):
             assert torch.equal(p.grad, g)
 
-    assert_same_bits(train(optimizer_on(parameters(SIZES, dtype)), 3, scaled_step), plain)
+    assert_same_bits(train(make(parameters(SIZES, dtype)), 3, scaled_step), plain)
 
 
 def test_found_inf_skips_the_step() -> None:
@@ -417,11 +461,13 @@ def test_autograd_notices_the_changed_weight() -> None:
         loss.backward()
 
 
-def test_diagnostics_are_those_of_the_loop() -> None:
+@pytest.mark.parametrize("block", ["tensor", "row"])
+def test_diagnostics_are_those_of_the_loop(block: str) -> None:
     shapes = [(33, 31), (9,), (4, 3, 3), ()]
     ends = []
     for step in (native_step, loop_step):
         options = {"delta": 0.5, "weight_decay": 0.5, "low_dim": "auto", "radial_lr_ratio": 1e4}
+        options |= {"block": block}
         optimizer = train(optimizer_on(parameters(shapes, torch.float64), **options), 5, step)
         ends.append(optimizer.diagnostics(synchronize=True))
     assert ends[0].keys() == ends[1].keys()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ from oracle import (
     train,
 )
 
-BACKENDS: list[dict[str, bool]] = [{"foreach": False}, {"foreach": True}]
+BACKENDS: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}]
 if not isinstance(native.kernel(), str):  # built; tests/test_native.py insists where it can be
     BACKENDS.append({"fused": True})
 pytestmark = [

@@ -150,6 +150,7 @@ struct Member {
     uint32_t number;                /* with this and the step count as the key */
 
     int64_t blocks, length;         /* how many blocks it is, of how many entries each */
+    int64_t row_stride;             /* of its first dimension */
     int64_t chunks;                 /* of a block */
     int64_t column;                 /* of its first block, in the matrices */
     bool active;                    /* it has a gradient on any rank */
@@ -515,6 +516,7 @@ static bool read_tensors(Member *member, const Lists *lists, Py_ssize_t i, bool 
     member->g = (Array){x[G].data, type[G]};
     member->m = (Array){x[M].data, type[M]};
     member->length = numel(&x[W]);
+    member->row_stride = x[W].ndim ? x[W].strides[0] : 0;
     member->passes = versions[version][real == FLOAT64][member->turns];
     *odd = !is_dense(&x[W]) || !same_layout(&x[G], &x[W]) || !same_layout(&x[M], &x[W]);
     if (count == V)
@@ -558,9 +560,10 @@ static bool read_numbers(Member *member, const Lists *lists, Py_ssize_t i, int64
         PyErr_SetString(PyExc_IndexError, "a column is out of range");
         return false;
     }
-    if (member->length % member->blocks
-        || (member->blocks > 1 && member->slice_numel && !member->whole_previous)) {
-        PyErr_SetString(PyExc_ValueError, "the blocks of a parameter must be its rows, all whole");
+    const bool in_pieces = member->row_stride * member->blocks != member->length
+        || (member->slice_numel && !member->whole_previous);
+    if (member->blocks > 1 && in_pieces) {
+        PyErr_SetString(PyExc_ValueError, "a row that is a block must be one piece of memory");
         return false;
     }
     member->length /= member->blocks;
