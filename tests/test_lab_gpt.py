@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import math
 import os
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -313,3 +314,12 @@ def test_models_that_have_none(name: str, hyper: dict[str, Any], message: str) -
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     with pytest.raises(LabError, match=message):
         build(name, {"lr": 1e-3, **hyper}, model, torch.randn(8, 4))
+
+
+def test_what_an_optimizer_says_on_the_way_is_in_the_record(tmp_path: Path) -> None:
+    """One that is asked to turn faster than its bound says so after a hundred steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        record = train(config("gpt", "angular", epochs=13, batch=2, layers=1), tmp_path)
+    (said,) = record.environment["warnings"]
+    assert "max_angle=0.05 has bounded that" in said

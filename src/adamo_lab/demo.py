@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from .engines import Setup
 
 QUICK = 0.02  # of every run's length
-SUMS_EPOCHS, TEXT_ROUNDS, SPIRALS_EPOCHS = 2800, 40, 500
+SUMS_EPOCHS, TEXT_ROUNDS, SPIRALS_EPOCHS = 2800, 80, 500
 LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 TEXT = {
     "text": "topics",
     "layers": 1,
     "heads": 2,
     "width": 64,
-    "context": 64,
+    "context": 32,
     "batch": 32,
     "precision": "float32",
 }

@@ -15,6 +15,7 @@ import io
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -369,7 +370,7 @@ def drive(
 ) -> Record:
     """Epoch after epoch to the end, with checkpoints on the way, or to the moment of a stop."""
     saved = time.monotonic()
-    with threads(run.threads):
+    with threads(run.threads), warnings.catch_warnings(record=True) as caught:
         while not run.over:
             row = epoch(run)
             if progress:
@@ -380,6 +381,8 @@ def drive(
                 saved = time.monotonic()
             if stopping:
                 raise Stopped(run.config.id)
+        # in its record, and not across the bars of all runs
+        run.warnings += dict.fromkeys(str(warning.message) for warning in caught)
         return run.finish()
 
 
