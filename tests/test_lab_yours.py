@@ -27,7 +27,8 @@ from adamo_lab import compare, yours
 from adamo_lab.engines import Views
 from adamo_lab.errors import LabError
 from adamo_lab.records import FAILED, FINISHED, Record, RunConfig, load_all
-from adamo_lab.your_task import Randomness, moved, size_of
+from adamo_lab.train import new_model
+from adamo_lab.your_task import Randomness, Recipe, Yours, moved, size_of
 from adamo_lab.yours import Comparison
 
 ROOT = Path(__file__).parents[1]
@@ -141,15 +142,27 @@ def test_a_loader_without_randomness_and_equal_first_losses(tmp_path: Path) -> N
     assert steps[1] != steps[3]
 
 
+def first_norm(make: Callable[[], nn.Module]) -> float:
+    task = Yours(
+        RunConfig("yours", "adamw", 0, 1, {}), torch.device("cpu"), Recipe(make, [], loss_fn)
+    )
+    return next(new_model(task).parameters()).norm().item()
+
+
 def test_adamw_adamo_and_angular_adamw_are_compared_unless_told_otherwise(tmp_path: Path) -> None:
     known: dict[str, Any] = {"epochs": 1, "report": False, "out": tmp_path}
     comparison = compare(make_model, CONSTANT, loss_fn, example_batch=CONSTANT[0], **known)
     assert [r.config.optimizer for r in comparison.records] == ["adamw", "adamo", "angular"]
     assert [r.error for r in comparison.records] == [""] * 3
     assert "AngularAdamW" in comparison.table()
-    turning = {row["weight"]: row for row in comparison.records[-1].dynamics}
-    assert "at_max_angle" in turning["0.weight"]
-    assert "at_max_angle" not in turning["3.weight"]
+    norms = {
+        (r.config.optimizer, row["weight"]): row["norm"][-1]
+        for r in comparison.records
+        for row in r.dynamics
+    }
+    start = first_norm(make_model)
+    assert norms["angular", "0.weight"] == pytest.approx(start, rel=1e-4)  # it turned
+    assert norms["adamw", "0.weight"] != pytest.approx(start, rel=1e-4)
 
 
 def test_records_results_and_table(tmp_path: Path) -> None:
@@ -626,19 +639,13 @@ def test_metrics_with_changing_names(tmp_path: Path) -> None:
     assert "same names on every batch" in comparison.records[0].error
 
 
-def test_the_report_is_made_from_all_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Path] = []
-
-    def write(results: Path, out: Path) -> Path:
-        calls.extend((results, out))
-        return out / "index.html"
-
-    monkeypatch.setattr(yours, "report_writer", lambda: write)
-    comparison = run(tmp_path, report=True)
-    assert calls == [tmp_path, tmp_path / "report"]
+def test_the_report_opens_with_the_verdict(tmp_path: Path) -> None:
+    comparison = run(tmp_path, report=True, epochs=1)
     assert comparison.report == tmp_path / "report" / "index.html"
+    page = comparison.report.read_text()
+    head = page[page.index("<header>") : page.index("</header>")]
+    assert "Optimizers on mine" in head
+    assert comparison.verdict in head
 
 
 def test_a_report_that_cannot_be_made_is_known_at_once(

@@ -109,10 +109,6 @@ class Cover:
 
 
 OWN_STORY = ("Your model", "A model of your own, trained with the optimizers side by side.")
-OWN_COVER = Cover(
-    title="AdamO on your model",
-    lead="The same start, the same batches and the same budget for every optimizer.",
-)
 
 
 def write_report(results: Path, out: Path, cover: Cover | None = None) -> Path:

@@ -146,19 +146,26 @@ def compare(
         except Stopped as error:
             goes_on = "; the same call, without fresh=True, goes on from here" if name else ""
             raise KeyboardInterrupt(f"stopped{goes_on}") from error
-    made = write(setup.out, setup.out / "report") if write else None
-    return Comparison(name or UNNAMED, records, made, known)
+    made = Comparison(name or UNNAMED, records, known=known)
+    made.report = write(setup.out, made) if write else None
+    return made
 
 
-def report_writer() -> Callable[[Path, Path], Path]:
+def report_writer() -> Callable[[Path, Comparison], Path]:
     """What is missing for a report should be known before hours of training."""
     try:
-        from .report import OWN_COVER, write_report
+        from .report import Cover, write_report
     except ImportError as error:
         raise LabError(
             f"the report needs {error.name}: pip install 'adamo-optim[lab]', or say report=False"
         ) from error
-    return lambda results, out: write_report(results, out, OWN_COVER)
+    same = "The same start, the same batches and the same budget for every optimizer."
+
+    def write(results: Path, made: Comparison) -> Path:
+        cover = Cover(f"Optimizers on {made.name}", f"{made.verdict} {same}".strip())
+        return write_report(results, results / "report", cover)
+
+    return write
 
 
 def rehearse(recipe: Recipe, configs: Sequence[RunConfig], device: torch.device) -> None:
