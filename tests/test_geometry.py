@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from adamo_optim import AdamO, AngularAdamW
-from adamo_optim.blocks import PIECE, Block
+from adamo_optim.batches import Lines, Sums, batches
+from adamo_optim.blocks import PIECE, Block, Blocks
 from adamo_optim.geometry import CHUNK, is_dense, same_strides, total
 
 LIMIT = PIECE["cpu"]
@@ -54,6 +55,36 @@ def test_tensors_of_different_layouts_or_with_gaps_stay_whole() -> None:
         (piece,) = block(together[0]).pieces(*together)
         assert piece.tensors[0] is together[0]
         assert piece.tensors[1] is together[1]
+
+
+def test_blocks_side_by_side_are_what_they_are_alone() -> None:
+    """Odd sizes, an empty and a 0-D one, layouts, two dtypes, and rows, which stay alone."""
+    shapes = [(7, 5), (), (0, 3), (30, 20, 3, 3), (513,), (9, 4), (6, 10)]
+    factors = torch.linspace(0.5, 2.5, 12, dtype=torch.float64)  # six and the rows of the last
+    ends = []
+    for together in (False, True):
+        source = torch.Generator().manual_seed(1)
+        blocks = Blocks(torch.float64, [1] * 6 + [6], together=together)
+        for i, shape in enumerate(shapes):
+            w, g = (torch.randn(shape, generator=source) for _ in range(2))
+            w = w.bfloat16() if i == 5 else w
+            w = w.contiguous(memory_format=torch.channels_last) if i == 3 else w
+            blocks.append(Block(i, w, g, g, rows=6 if i == 6 else None))
+        sums, kinds = Sums(blocks), []
+        for batch in batches(blocks, "w g", factors, factors > 1):
+            w, g = batch.tensors
+            factor, large = batch.numbers
+            batch.add_products(sums, (w, g), (g, g))
+            batch.write("w", torch.where(large, w, g.to(w.dtype)) * factor.to(w.dtype))
+            kinds.append(type(batch))
+        assert kinds.count(Lines) == (2 if together else 0)
+        ends.append(([block.w for block in blocks], sums.add_up(2)))
+    (alone, one), (lined, many) = ends
+    for a, b in zip(alone, lined, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+    for a, b in zip(one, many, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert [tuple(x.shape) for x in many] == [(2,)] * 6 + [(6, 2)]
 
 
 def test_dense_is_one_piece_of_memory_in_any_order() -> None:

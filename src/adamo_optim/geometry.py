@@ -85,4 +85,4 @@ def total(products: Tensor) -> Tensor:
     line = products if products.dim() == 1 else flat(products)
     whole = count // CHUNK * CHUNK
     rows = line[:whole].view(-1, CHUNK).sum(dim=1)
-    return rows.sum() + line[whole:].sum()
+    return rows.sum(dtype=torch.float64) + line[whole:].sum(dtype=torch.float64)
