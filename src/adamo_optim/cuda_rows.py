@@ -14,7 +14,6 @@ REGISTERS = 8192  # entries of a row that a program can hold
 SMALL = 1 << 18  # entries of a tensor that is not worth a launch of its own
 COMMON = 1024  # the tile of those
 PER_WARP = 1024  # entries
-MAXNREG = 168  # of a thread: twelve warps on a multiprocessor
 LONG = {"TILE": 2048, "num_warps": 8}
 
 
@@ -31,6 +30,12 @@ class Kind(NamedTuple):
     def warps(self) -> int:
         """Up to 32 entries a thread: every warp computes the laws, so few of them are best."""
         return max(triton.next_power_of_2(self.head + self.tail) // PER_WARP, 1)
+
+    @property
+    def registers(self) -> int | None:
+        """So few that twelve warps share a multiprocessor, where that spills next to nothing."""
+        entries = (self.head + self.tail) // (32 * self.warps)
+        return 168 if entries <= (20 if self.variant.CURVATURE else 24) else None
 
 
 def kind_of(variant: Any, rows: int, length: int) -> Kind:
@@ -92,7 +97,7 @@ def launch(work: Any, programs: Programs) -> None:
         if kind.head:
             kernel = kernels.rows
             size = {"HEAD": kind.head, "TAIL": kind.tail, "MASKED": kind.masked}
-            size |= {"num_warps": kind.warps, "maxnreg": MAXNREG}
+            size |= {"num_warps": kind.warps, "maxnreg": kind.registers}
         plan.launch(
             work.key("rows", number), kernel, count,
             *work.pointers, work.grad_scale, work.found_inf,

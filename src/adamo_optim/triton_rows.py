@@ -182,7 +182,7 @@ def rows(
                 passes.store(m_start, at2, m2, end, MASKED)
                 passes.store(v_start, at2, v2, end, MASKED)
                 store_weight(w_start, at2, w2, u2, a1, b, lost, end, key, STOCHASTIC, MASKED)
-            if KEEPS:
+            if KEEPS:  # noqa: SIM102 (one is known when it is compiled)
                 if keeps:
                     passes.store(previous_start, at, g, end, CUT)
                     if TAIL > 0:
