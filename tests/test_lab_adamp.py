@@ -26,7 +26,6 @@ SHAPES = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "decay": {"weight_decay": 0.1},
-    "nesterov": {"nesterov": True, "weight_decay": 0.1},
     "betas": {"betas": (0.5, 0.9), "lr": 0.1, "eps": 1e-4},
     "always": {"delta": 1e6, "wd_ratio": 0.5, "weight_decay": 0.1},
     "never": {"delta": 0.0, "weight_decay": 0.1},
@@ -164,11 +163,10 @@ class NoTransfers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_no_step_reads_the_device(nesterov: bool) -> None:
+def test_no_step_reads_the_device() -> None:
     """Tensors without data: whoever asks for a value fails."""
     params = [nn.Parameter(torch.empty(shape, device="meta")) for shape in SHAPES.values()]
-    optimizer = AdamP(params, weight_decay=0.1, nesterov=nesterov)
+    optimizer = AdamP(params, weight_decay=0.1)
     optimizer.param_groups[0]["lr"] = torch.empty((), device="meta")
     for p in params:
         p.grad = torch.empty_like(p)
@@ -243,18 +241,6 @@ def test_a_checkpoint_goes_on_exactly() -> None:
     assert fourth.state_dict()["state"][0]["step"].item() == third.state[resumed[0]]["step"].item()
 
 
-def test_a_checkpoint_of_the_package_can_be_loaded() -> None:
-    package = pytest.importorskip("adamp")
-    theirs, ours = weights(), weights()
-    second = package.AdamP(theirs, weight_decay=0.1)
-    run([second], [theirs], 20)
-    ours = [p.detach().clone().requires_grad_() for p in theirs]
-    first = AdamP(ours)
-    first.load_state_dict(copy.deepcopy(second.state_dict()))
-    run([first, second], [ours, theirs], 20)
-    assert distance(ours, theirs) < 1e-12
-
-
 def test_a_closure_gives_the_loss() -> None:
     p = torch.ones(2, 2, requires_grad=True)
     optimizer = AdamP([p])
@@ -288,11 +274,12 @@ def test_illegal_arguments(name: str) -> None:
 
 
 def test_illegal_tensors() -> None:
-    with pytest.raises(ValueError, match=r"lr must have one element, got a tensor of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"lr must be a number or a 0-D tensor, got shape \(2,\)"):
         AdamP(weights(), lr=torch.ones(2))
-    with pytest.raises(ValueError, match=r"AdamP takes real parameters, got torch.complex64"):
-        AdamP([torch.zeros(2, 2, dtype=torch.complex64, requires_grad=True)])
+    whole = torch.zeros(2, 2, dtype=torch.complex64, requires_grad=True)
+    whole.grad = torch.ones_like(whole)
     embedding = nn.Embedding(4, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="AdamP needs dense gradients"):
-        AdamP(embedding.parameters()).step()
+    for p in (whole, embedding.weight):
+        with pytest.raises(RuntimeError, match="real parameters with dense gradients"):
+            AdamP([p]).step()
