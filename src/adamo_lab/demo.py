@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .engines import Setup
 
 QUICK = 0.02  # of every run's length
-SUMS_EPOCHS, TEXT_ROUNDS, SPIRALS_EPOCHS = 2800, 80, 500
-LRS = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+SUMS_EPOCHS, TEXT_ROUNDS, SPIRALS_EPOCHS = 2500, 80, 500
+LRS = (1e-3, 2e-3, 4e-3, 8e-3)
 TEXT = {
     "text": "topics",
     "layers": 1,
