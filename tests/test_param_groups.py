@@ -718,6 +718,7 @@ def test_gradients_outside_the_model_are_not_touched() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")  # the process's first
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda() -> None:
     model = linear_chain(nn.BatchNorm1d(WIDTH), **NO_BIAS).cuda()
