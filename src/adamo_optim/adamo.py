@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 from .backends import choose
 from .blockwise import Blockwise
 from .checkpoint import check_buffers, check_numbers
-from .dtensor import is_sharded
+from .dtensor import is_sharded, local
 from .options import PAPER, as_pair, check_options, explain_mistakes, warn_of_collapse
 from .rules import rule_of
 from .state import (
@@ -164,7 +164,7 @@ class AdamO(Blockwise):
         Not where the fused backend is merely the default: trainers then refuse to clip gradients.
         """
         asked = all(group["fused"] for group in self.param_groups)
-        return asked and all(b.backend == "fused" and b.mesh is None for b in self._buckets())
+        return asked and all(b.backend == "fused" and not b.holds_shards for b in self._buckets())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked and its state is laid out at once."""
@@ -247,8 +247,8 @@ class AdamO(Blockwise):
             return rule, f"{reason}; {'' if p.requires_grad else 'frozen, '}no state yet"
         if rule == "low_dim":
             return rule, reason
-        initial = state["initial_norm"]
-        if bool((initial == 0).all()):
+        initial = local(state["initial_norm"])
+        if bool((initial == 0).all()) and initial.numel():
             return "low_dim", f"its norm was 0 at its first step (otherwise {rule}: {reason})"
         # a sharded one would need the other ranks, and not all of them may be asking
         if bool((initial < 0).all()) and not is_sharded(p) and not bool(p.detach().any()):

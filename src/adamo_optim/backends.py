@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
-from .dtensor import is_sharded, local, places_of_shard
+from .dtensor import holds_whole_rows, is_sharded, local, places_of_shard
 
 
 def choose(p: Tensor, group: dict[str, Any], name: str, by_row: bool = False) -> tuple[str, str]:
@@ -27,8 +27,8 @@ def choose(p: Tensor, group: dict[str, Any], name: str, by_row: bool = False) ->
     fused, foreach, note = group["fused"], group["foreach"], ""
     if fused or (fused is None and foreach is None):
         note = why_not_fused(p) or scattered_bits(whole, group) or scattered_rows(p, group, by_row)
-        if by_row and is_sharded(whole):
-            note = "the fused kernels know no block='row' of DTensors"
+        if by_row and is_sharded(whole) and not holds_whole_rows(whole):
+            note = "the fused kernels know no block='row' whose rows several ranks share"
         if not note:
             return "fused", ""
         if fused:

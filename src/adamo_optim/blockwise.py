@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, StateDict, _use_grad_for_differenti
 
 from . import checkpoint, diagnostics, sharding
 from .buckets import Bucket, Member, same
-from .dtensor import is_sharded, local, mesh_of, placements_of
+from .dtensor import holds_whole_rows, is_sharded, local, mesh_of, placements_of
 from .explain import Explanation, Parameter
 from .options import OPTIONAL, as_pair, check_options, refuse_misspelt
 from .rules import rule_of
@@ -44,8 +44,10 @@ class Layout:
             rule = rule_of(p, group).name
             rows = optimizer._rows(p, group, rule)
             mesh = mesh_of(p)
+            if rows is not None and holds_whole_rows(p):  # what a rank has concerns no other one
+                mesh, rows = None, local(p).shape[0]
             mesh_row = self.on_mesh[mesh]
-            self.on_mesh[mesh] += rows or 1
+            self.on_mesh[mesh] += 1 if rows is None else rows
             if not optimizer._trains(p):
                 if p.is_meta and p.grad is not None and group["fused"]:
                     raise RuntimeError(
@@ -291,6 +293,7 @@ class Blockwise(Optimizer, ABC):
             for member, part in zip(bucket.members, parts, strict=True):
                 # rows one after the other: torch.distributed broadcasts what lies in memory
                 vectors = part.unbind() if part.dim() == 1 else part.T.contiguous().unbind()
+                vectors = [bucket.as_state(vector, member) for vector in vectors]
                 numbers = dict(zip(keys, vectors, strict=True))
                 copies[id(member.state)] = {**member.state, **numbers}
         return copies

@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dtensor import counted_once, is_sharded, local, local_gradient, rows_of_shard
+from .dtensor import (
+    counted_once,
+    is_sharded,
+    local,
+    local_gradient,
+    rows_like,
+    rows_of_shard,
+)
 from .geometry import scalar_dtype
 from .option_table import OptionTable
 from .options import check_options
@@ -34,20 +41,20 @@ class Member:
     number: int  # its running number in the optimizer
     state: dict[str, Any]
     group: dict[str, Any]
-    rows: int | None  # None: it is one block; else how many, one for each of its rows
+    rows: int | None  # None: it is one block; else how many, one for each of its rows, of this
+    # rank's alone if the bucket has no mesh
     mesh_row: int  # its place among the blocks on its mesh
 
     @property
     def size(self) -> int:
         """How many blocks it is."""
-        return self.rows or 1
+        return 1 if self.rows is None else self.rows
 
-    @property
-    def rows_here(self) -> tuple[int | None, int]:
+    def rows_here(self, mesh: Any) -> tuple[int | None, int]:
         """How many of its rows lie on this rank, and the first of them."""
-        if self.rows is None:
-            return None, 0
-        first, count = rows_of_shard(self.p) if is_sharded(self.p) else (0, self.rows)
+        if self.rows is None or mesh is None:
+            return self.rows, 0
+        first, count = rows_of_shard(self.p)
         return count, first
 
 
@@ -111,7 +118,8 @@ class Bucket(ABC):
         self.devices = [self.device] * len(members)
         self.shapes = [p.shape for p in self.params]
         self.strides = [p.stride() for p in self.params]
-        self.rows_here = [member.rows_here for member in members]
+        self.rows_here = [member.rows_here(self.mesh) for member in members]
+        self.holds_shards = any(map(is_sharded, self.params))
         self.groups: list[dict[str, Any]] = []
         counts: list[int] = []  # blocks of each group
         for member in members:
@@ -135,23 +143,30 @@ class Bucket(ABC):
         self.memory = torch.stack([self._stacked(key) for key in keys])
         for key, row in zip(keys, self.memory, strict=True):
             for member, view in zip(members, self.numbers_by_member(row), strict=True):
-                member.state[key] = view
+                member.state[key] = self.as_state(view, member)
         # compared by identity in every step
         self.entries = list(chain.from_iterable(map(dict.values, self.states)))
         self.own = self._own_entries()
 
     def numbers_by_member(self, row: Tensor) -> Sequence[Tensor]:
         """A number for each block as views: one for each member, 0-D unless its rows are blocks."""
-        if self.blocks == len(self.members):
+        if all(member.rows is None for member in self.members):
             return row.unbind()
         parts = zip(self.members, row.split(self.sizes), strict=True)
-        return [part if member.rows else part[0] for member, part in parts]
+        return [part[0] if member.rows is None else part for member, part in parts]
+
+    def as_state(self, numbers: Tensor, member: Member) -> Tensor:
+        """A member's numbers as its state has them; rows that other ranks lack are a DTensor's."""
+        if member.rows is None or self.mesh is not None or not is_sharded(member.p):
+            return numbers
+        return rows_like(numbers, member.p)
 
     def _stacked(self, key: str) -> Tensor:
         """One quantity of all members as a vector."""
-        if self.blocks == len(self.members):
-            return torch.stack([state[key].reshape(()) for state in self.states]).to(self.dtype)
-        return torch.cat([state[key].reshape(-1) for state in self.states]).to(self.dtype)
+        numbers = [local(state[key]) for state in self.states]
+        if all(size == 1 for size in self.sizes):
+            return torch.stack([x.reshape(()) for x in numbers]).to(self.dtype)
+        return torch.cat([x.reshape(-1) for x in numbers]).to(self.dtype)
 
     def vector(self, values: Sequence[float]) -> Tensor:
         """A number for each member as one for each block, on the device."""
@@ -202,7 +217,7 @@ class Bucket(ABC):
             return
         for key, vector in zip(self.Memory._fields, memory, strict=True):
             for member, part in zip(self.members, vector.split(self.sizes), strict=True):
-                member.state[key] = part if member.rows else part[0]
+                member.state[key] = part[0] if member.rows is None else part
 
     # ---- a step ----
 
@@ -218,6 +233,11 @@ class Bucket(ABC):
             takes_part = [g is not None for g in grads]
         elif True not in present:
             return None
+        elif self.holds_shards:
+            grads = [
+                g if g is None or not is_sharded(p) else local_gradient(p, g, name)
+                for p, g, name in zip(self.params, grads, self.names, strict=True)
+            ]
         self._mark_active(present, takes_part)
         for i, g in enumerate(grads):
             if g is None:
@@ -267,7 +287,7 @@ class Bucket(ABC):
 
     def local_state(self, member: Member) -> dict[str, Any]:
         """A member's state, with this rank's shards of its buffers."""
-        if self.mesh is None:
+        if not self.holds_shards:
             return member.state
         return {key: local(member.state[key]) for key in self.BUFFERS if key in member.state}
 

@@ -110,9 +110,9 @@ def check_numbers(
             value = torch.as_tensor(state[key])
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{key} of {name} must be a number, got {state[key]!r}") from error
-        value = local(value)
         if value.shape not in (torch.Size(), torch.Size([1]), rows):
             raise ValueError(f"{key} of {name} must be a number, got shape {tuple(value.shape)}")
+        value = local(value)
         if value.is_meta:
             continue
         if not bool(torch.isfinite(value).all()):

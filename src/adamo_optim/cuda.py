@@ -300,7 +300,7 @@ class Fused:
     ) -> None:
         self.bucket = bucket
         params = bucket.params
-        if bucket.mesh is not None:
+        if bucket.holds_shards:
             params = list(map(local, params))  # the wrapper may have moved them
         plan = bucket.plan
         if plan is None or not plan.fits(grads):

@@ -77,9 +77,9 @@ def of_turns(record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, 
 def collect(buckets: Iterable[Any], synchronize: bool) -> dict[str, dict[str, Any]]:
     """For each parameter with a gradient in the last step, on the device or as floats.
 
-    A parameter whose rows are blocks has the mean over its rows. A step that a GradScaler had the
-    fused backend skip has no values: on a CPU no rows, and on CUDA, where the host does not know
-    of it, NaN.
+    A parameter whose rows are blocks has the mean over its rows, or this rank's of them. A step
+    that a GradScaler had the fused backend skip has no values: on a CPU no rows, and on CUDA, where
+    the host does not know of it, NaN.
     """
     result: dict[str, dict[str, Any]] = {}
     for bucket in buckets:

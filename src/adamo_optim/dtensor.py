@@ -37,6 +37,11 @@ def local(x: Any) -> Tensor:
     return shard.wait() if hasattr(shard, "trigger_wait") else shard  # of a pending collective
 
 
+def whole(x: Any) -> Tensor:
+    """All of a DTensor, in a collective; any other tensor as it is."""
+    return x.full_tensor() if is_sharded(x) else x
+
+
 def local_gradient(p: Tensor, g: Tensor, name: str) -> Tensor:
     """This rank's shard of the gradient, in the placements of its parameter."""
     if not is_sharded(g) or mesh_of(g) != mesh_of(p):
@@ -108,6 +113,21 @@ def shard_like(x: Tensor, p: Any) -> Tensor:
     return DTensor.from_local(
         x, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride
     )
+
+
+def holds_whole_rows(p: Any) -> bool:
+    """True for a DTensor none of whose rows lies on several ranks, but for copies of it."""
+    return is_sharded(p) and all(
+        x.is_replicate() or getattr(x, "dim", None) == 0 for x in placements_of(p)
+    )
+
+
+def rows_like(x: Tensor, p: Any) -> Tensor:
+    """A number for each of this rank's rows of ``p``, as a DTensor of those of all rows."""
+    from torch.distributed.tensor import DTensor
+
+    where = (p.device_mesh, p.placements)
+    return DTensor.from_local(x, *where, run_check=False, shape=p.shape[:1], stride=(1,))
 
 
 def counted_once(p: Any) -> bool:

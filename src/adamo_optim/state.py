@@ -7,7 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dtensor import as_real, is_sharded, lay_out_like, local, place_like, shard_like
+from .dtensor import (
+    as_real,
+    holds_whole_rows,
+    is_sharded,
+    lay_out_like,
+    local,
+    place_like,
+    rows_like,
+    shard_like,
+    whole,
+)
 from .geometry import compute_dtype, scalar_dtype
 from .law import UNSET, Memory
 from .rules import needs_previous_gradient, rule_of
@@ -35,15 +45,21 @@ def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], number: 
     dtype, scalar = compute_dtype(p), scalar_dtype(p.device)
     rule = rule_of(p, group).name
     rows = rows_of(p, group, rule)
-    shape = () if rows is None else (rows,)
+    apart = rows is not None and holds_whole_rows(p)  # every rank has the numbers of its own rows
+    shape = () if rows is None else (local(p).shape[0] if apart else rows,)
     for key, start in START.items():
-        old = state.get(key, start)
-        old = local(old) if isinstance(old, Tensor) else torch.tensor(float(old), device=p.device)
+        old: Any = state.get(key, start)
+        if not isinstance(old, Tensor):
+            old = torch.tensor(float(old), device=p.device)
+        elif apart and old.shape == p.shape[:1]:
+            old = local(place_like(old, p))
+        elif is_sharded(old):  # those of all rows
+            old = whole(old)
         if old.shape != shape:  # block has changed: what is known of the whole, or of all rows
             old = old.mean().expand(shape) if old.numel() else torch.full(shape, start)
         if old.device != p.device or old.dtype != scalar or not isinstance(state.get(key), Tensor):
             old = move(old, p.device, scalar)
-        state[key] = old
+        state[key] = rows_like(old, p) if apart else old
     for key in MOMENTS:
         state[key] = buffer(state.get(key), p, dtype)
     _initialize_previous(state, p, group, number, rule)

@@ -13,7 +13,7 @@ from .backends import fused_module
 from .blocks import Blocks, block_of
 from .buckets import Bucket, Member
 from .diagnostics import of_adamo
-from .dtensor import as_real, local, places_of_shard
+from .dtensor import as_real, is_sharded, local, places_of_shard
 from .geometry import largest_square, real_numel, rounding_level, smallest_eps
 from .law import (
     RECORD,
@@ -40,7 +40,8 @@ class ThreePasses(Bucket):
         return of_adamo(record, memory)
 
     def traits_of(self, member: Member) -> Traits:
-        p, numbers = member.p, real_numel(member.p) // member.size
+        p, numbers = member.p, real_numel(member.p)
+        numbers //= 1 if member.rows is None else p.shape[0]
         values: dict[str, Any] = {
             "low_dim": member.rule == "low_dim",
             "scale_invariant": member.rule == "scale_invariant",
@@ -88,7 +89,7 @@ class ThreePasses(Bucket):
             sampled = previous is not None and sampled_state(previous, m.p)
             self.rows.append(sample_rows(m.p, m.number) if sampled else None)
             self.ratios.append(sample_ratio(m.p, previous))
-            if self.mesh is not None and self.stochastic[i]:
+            if is_sharded(m.p) and self.stochastic[i]:
                 places = places_of_shard(m.p)
                 if isinstance(places, int):
                     self.seeds[i] = moved_number(m.number, places)
@@ -100,7 +101,7 @@ class ThreePasses(Bucket):
         grads = self.prepare()
         if grads is None:
             return None
-        if self.backend == "fused" and self.mesh is None:
+        if self.backend == "fused" and not self.holds_shards:
             return fused_module(self.device).Work(self, grads, self.options(), **amp)
         refuse_scaling(amp)
         kind = fused_module(self.device).Work if self.backend == "fused" else Work

@@ -66,7 +66,7 @@ class Plan:
         shape = (len(bucket.RECORD), bucket.blocks)
         self.record = torch.zeros(shape, dtype=torch.float64, device="cpu")
         self.buffers = [[state.get(key) for state in bucket.states] for key in bucket.BUFFERS]
-        self.in_place = bucket.mesh is None and not any(p.is_complex() for p in bucket.params)
+        self.in_place = not bucket.holds_shards and not any(p.is_complex() for p in bucket.params)
         starts = zip(accumulate([0, *bucket.sizes]), bucket.rows_here, strict=False)
         self.columns = [start + first for start, (_, first) in starts]
         self.blocks = [1 if rows is None else rows for rows, _ in bucket.rows_here]
