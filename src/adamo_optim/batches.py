@@ -53,7 +53,7 @@ def batches(blocks: Blocks, names: str, *vectors: Tensor) -> Iterator[Batch]:
                 continue
             key = tuple(x.dtype for x in tensors)
             entries[key] += part.numel
-            if entries[key] > limit:
+            if entries[key] > limit // 2:
                 yield Lines(blocks, names, waiting.pop(key), matrix, masks)
                 entries[key] = part.numel
             waiting.setdefault(key, []).append(part)

@@ -33,7 +33,7 @@ def draw(path: Path) -> Path:
         axis.bar_label(bars, labels, padding=2, fontsize=8)
         axis.axvline(1, color="black", linewidth=0.8)
         axis.set_xlim(0, 1.25 * min(max(ratios.values()), LONGEST))
-        axis.set_title(f"{network}, {found['parameters'] / 1e6:.3g} M parameters", fontsize=10)
+        axis.set_title(f"{network}, {found['parameters'] / 1e6:,.0f} M parameters", fontsize=10)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     versions = f"{about['device']}, torch {about['torch']}, commit {about['commit']}"
