@@ -344,9 +344,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cifar10", "", "../cifar100"])
 def test_unknown_data_sets(tmp_path: Path, name: str) -> None:
-    with pytest.raises(
-        LabError, match=r"unknown data set .* known are cifar100, enwik8, "
-    ):
+    with pytest.raises(LabError, match=r"unknown data set .* known are cifar100, enwik8, "):
         data.download(name, tmp_path)
 
 

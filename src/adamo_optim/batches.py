@@ -179,13 +179,15 @@ def products(
     blocks: Blocks, pairs: tuple[tuple[Tensor, Tensor], ...], by_row: bool, rounded: bool = False
 ) -> Tensor:
     """⟨x, y⟩ of every pair in ``blocks.scalar``, in which a product of two floats is exact."""
-    wide: dict[int, Tensor] = {}
     dtype = compute_dtype(pairs[0][0]) if rounded else blocks.scalar
+    wide: list[tuple[Tensor, Tensor]] = []  # not by id, which would have a step compiled again
 
     def widen(x: Tensor) -> Tensor:
-        if id(x) not in wide:
-            wide[id(x)] = x.to(dtype)
-        return wide[id(x)]
+        for narrow, copy in wide:
+            if narrow is x:
+                return copy
+        wide.append((x, x.to(dtype)))
+        return wide[-1][1]
 
     results = []
     for x, y in pairs:
