@@ -238,6 +238,11 @@ class Bucket(ABC):
                 g if g is None or not is_sharded(p) else local_gradient(p, g, name)
                 for p, g, name in zip(self.params, grads, self.names, strict=True)
             ]
+            # of a weight with few rows a rank may have none
+            grads = [g if size else None for g, size in zip(grads, self.sizes, strict=True)]
+            takes_part = [g is not None for g in grads]
+            if True not in takes_part:
+                return None
         self._mark_active(present, takes_part)
         for i, g in enumerate(grads):
             if g is None:
