@@ -570,7 +570,8 @@ def fully_sharded_training(_: Path) -> None:
         rows = [
             (r.name, r.shape, r.rule, r.reason) for o in (expected, actual) for r in o.explain()
         ]
-        assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
+        if options.get("block") != "row":  # a rank without a row does not know that all were zero
+            assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
         old, new = (o.diagnostics(synchronize=True) for o in (expected, actual))
         assert old.keys() == new.keys()
         for name, row in old.items():
