@@ -38,6 +38,7 @@ def compile_only(
     *args: Any,
     num_warps: int,
     maxnreg: int | None = None,
+    launch_pdl: bool = False,
     **constants: Any,
 ) -> None:
     """In place of ``Plan.launch``."""
@@ -51,8 +52,9 @@ def compile_only(
     if known in compiled:
         return
     compiled.add(known)
-    places = {(names.index(name),): value for name, value in values.items()}
     for target in TARGETS:
+        values |= {"OVERLAP": target.arch >= 90} if "OVERLAP" in values else {}
+        places = {(names.index(name),): value for name, value in values.items()}
         source = ASTSource(kernel, signature, places)
         options = {"num_warps": num_warps, "maxnreg": maxnreg, "enable_fp_fusion": True}
         result = triton.compile(source, target=target, options=options)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from adamo_optim import AdamO, AngularAdamW, torch_adamw
+from adamo_optim import AdamO, AngularAdamW
 from oracle import (
     CASES,
     RELATIVE,
@@ -97,7 +97,7 @@ def adamw_step(optimizer: AngularAdamW) -> None:
         for group, following in zip(
             optimizer.param_groups, optimizer._layout.following, strict=True
         ):
-            torch_adamw.step(group, *following, optimizer._init_group)
+            following.step(group, optimizer._init_group, optimizer.state)
 
 
 @pytest.mark.parametrize(

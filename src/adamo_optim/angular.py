@@ -112,9 +112,9 @@ class AngularAdamW(Blockwise, AdamW):
         works = self._prepare()
         assert self._layout is not None
         amp = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
-        for group, (params, fused) in zip(self.param_groups, self._layout.following, strict=True):
-            if params:
-                torch_adamw.step(group, params, fused, self._init_group, **amp)
+        for group, following in zip(self.param_groups, self._layout.following, strict=True):
+            if following.params:
+                following.step(group, self._init_group, self.state, **amp)
         self._run(works)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -237,8 +237,7 @@ class AngularLayout(Layout):
     def __init__(self, optimizer: AngularAdamW) -> None:
         super().__init__(optimizer)
         turning_ids = {id(member.p) for bucket in self.buckets for member in bucket.members}
-        # of every group: the parameters, and whether torch's fused form updates them
-        self.following: list[tuple[list[Tensor], bool | None]] = []
+        self.following: list[torch_adamw.Following] = []  # one for every group
         for group in optimizer.param_groups:
             params = [p for p in group["params"] if id(p) not in turning_ids]
             states = [optimizer.state.get(p, {}) for p in params]
@@ -250,4 +249,4 @@ class AngularLayout(Layout):
                 step = state.get("step")
                 if fused and isinstance(step, Tensor) and step.device != p.device:
                     state["step"] = step.to(p.device)  # loaded from another form
-            self.following.append((params, fused))
+            self.following.append(torch_adamw.Following(params, fused))

@@ -258,7 +258,7 @@ class Bucket(ABC):
         result = self.table(self.groups, self.differentiable)
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             # a later step may replace them, and the graph knows their addresses only
-            self.kept.append((self.active, self.index, self.takes, *self.table.tensors()))
+            self.kept.append((self.active, self.index, self.takes, *self.table.for_graph()))
         return result
 
     def _mark_active(self, present: list[bool], takes_part: list[bool]) -> None:

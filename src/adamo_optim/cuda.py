@@ -135,6 +135,7 @@ class Plan:
         self.record = self.zeros(len(bucket.RECORD), self.blocks)
         shape = (2 + len(buffers), len(params))
         self.pointers = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self.addresses = self.pointers.unbind()
         self.host_pointers: list[list[int]] = []
         self.aligned = False
         self.spare: Tensor | None = self._host_table()  # a capture must not allocate it
@@ -161,8 +162,8 @@ class Plan:
         pin = self.device.type == "cuda"
         return torch.empty(self.pointers.shape, dtype=torch.int64, device="cpu", pin_memory=pin)
 
-    def locate(self, grads: list[Tensor | None], capturing: bool) -> tuple[Tensor, bool]:
-        """The table of addresses, refreshed if one has changed, and whether all divide by 16."""
+    def locate(self, grads: list[Tensor | None], capturing: bool) -> tuple[Any, bool]:
+        """The rows of addresses, refreshed if one has changed, and whether all divide by 16."""
         pointers = [
             [p.data_ptr() for p in self.params],
             [0 if g is None else g.data_ptr() for g in grads],
@@ -175,13 +176,13 @@ class Plan:
             self.spare = None
             self.kept += [table, host]
             table.copy_(host.copy_(torch.tensor(pointers, device="cpu")), non_blocking=True)
-            return table, _aligned(pointers)
+            return table.unbind(), _aligned(pointers)
         if self.spare is None:
             self.spare = self._host_table()
         if pointers != self.host_pointers:
             self.host_pointers, self.aligned = pointers, _aligned(pointers)
             self.pointers.copy_(torch.tensor(pointers, device="cpu"), non_blocking=True)
-        return self.pointers, self.aligned
+        return self.addresses, self.aligned
 
     def fits(self, grads: list[Tensor | None]) -> bool:
         """False if a gradient came in another dtype than the plan was made for."""
@@ -206,20 +207,24 @@ class Plan:
         *args: Any,
         num_warps: int,
         maxnreg: int | None = None,
+        launch_pdl: bool = False,
         **constants: Any,
     ) -> None:
-        """Launch a kernel; from the second time on without Triton's inspection of the arguments.
+        """Launch a kernel; from the second time on with the same addresses, without a look at them.
 
         ``key`` names what may differ between calls with this plan; the rest is the same tables.
         """
         runner = self.runners.get(key)
         if runner is not None:
-            runner(*args, *constants.values())
+            runner()
             return
         how = {"num_warps": num_warps, "maxnreg": maxnreg, "enable_fp_fusion": True}
+        how |= {"launch_pdl": True} if launch_pdl else {}
         compiled = kernel[(count,)](*args, **constants, **how)
         if key is not None and hasattr(compiled, "__getitem__"):  # the interpreter returns None
-            self.runners[key] = compiled[(count, 1, 1)]
+            fixed = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
+            run = compiled[(count, 1, 1)]
+            self.runners[key] = functools.partial(run, *fixed, *constants.values())
 
 
 def _aligned(pointers: list[list[int]]) -> bool:
@@ -319,11 +324,12 @@ class Fused:
         self.matrices = (settings, bucket.traits, bucket.memory, plan.record, plan.blocks)
         # under AMP, other people's tensors come in: let Triton look at them
         unscaled = grad_scale is None and found_inf is None
-        self.plain = unscaled and self.pointers is plan.pointers
+        self.plain = unscaled and self.pointers is plan.addresses
+        self.address_of_settings = settings.data_ptr()
         self.passed = 0
 
     def key(self, *what: Any) -> Any:
-        return (*what, self.aligned) if self.plain else None
+        return (*what, self.aligned, self.address_of_settings) if self.plain else None
 
     def on_device(self) -> Any:
         """Triton launches on the current device."""

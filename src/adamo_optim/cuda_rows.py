@@ -13,7 +13,7 @@ from . import triton_rows as kernels
 REGISTERS = 8192  # entries of a row that a program can hold
 SMALL = 1 << 18  # entries of a tensor that is not worth a launch of its own
 COMMON = 1024  # the tile of those
-PER_WARP = 1024  # entries
+PER_THREAD = 36  # entries
 LONG = {"TILE": 2048, "num_warps": 8}
 
 
@@ -28,8 +28,9 @@ class Kind(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """Up to 32 entries a thread: every warp computes the laws, so few of them are best."""
-        return max(triton.next_power_of_2(self.head + self.tail) // PER_WARP, 1)
+        """Every warp computes the laws, so few of them are best; registers are the limit."""
+        needed = -(-(self.head + self.tail) // (32 * PER_THREAD))
+        return max(triton.next_power_of_2(needed), 1)
 
     @property
     def registers(self) -> int | None:
@@ -79,6 +80,9 @@ class Programs:
                 slots += [slot] * count
                 rows += range(count)
             self.launches.append((base, len(slots) - base, kind))
+        # where the hardware can: a launch may begin while the last rows of the one before are busy
+        several = device.type == "cuda" and len(self.launches) > 1
+        self.overlap = several and torch.cuda.get_device_capability(device) >= (9, 0)
         self.slot = torch.tensor(slots, dtype=torch.int32, device=device)
         self.row = torch.tensor(rows, dtype=torch.int32, device=device)
         self.first_block = torch.tensor(first_block, dtype=torch.int64, device=device)
@@ -104,4 +108,5 @@ def launch(work: Any, programs: Programs) -> None:
             programs.slot, programs.row, base, programs.first_block, programs.length,
             *work.matrices, plan.number,
             **types, **scaled, ALIGNED=work.aligned and kind.even, **size,
+            OVERLAP=programs.overlap, launch_pdl=programs.overlap and number > 0,
         )  # fmt: skip

@@ -14,8 +14,9 @@ Group = Mapping[str, Any]
 class OptionTable:
     """The groups' options as vectors over the blocks of one device.
 
-    The numbers travel to the device only when one has changed; options that are tensors on that
-    device are read there in every step, so that a replayed CUDA graph sees their new values.
+    The numbers travel to the device only when one has changed, and keep their place there; options
+    that are tensors on that device are read there in every step, so that a replayed CUDA graph sees
+    their new values.
 
     Args:
         kind: the NamedTuple of ``law.py`` that the vectors are handed over in.
@@ -40,6 +41,7 @@ class OptionTable:
         self.rows: list[tuple[float, ...]] = []
         self.small = self.matrix = torch.empty(0)
         self.vectors: Any = None
+        self.in_graph = False  # a captured graph reads the matrix: it must stay as it is
 
     def __call__(self, groups: Sequence[Group], differentiable: bool = False) -> Any:
         tensors: list[tuple[int, int, Tensor]] = []
@@ -62,13 +64,24 @@ class OptionTable:
             for i, (group, row) in enumerate(zip(groups, rows, strict=True)):
                 if self.vectors is None or row != self.rows[i]:
                     self.check(group)
-            self.small = torch.tensor(rows, dtype=self.dtype, device="cpu").T.contiguous()
-            self.matrix = self.small.to(self.device, non_blocking=True)[:, self.index]
-            self.rows, self.vectors = rows, self.kind(*self.matrix.unbind())
+            self.rows = rows
+            self.upload(elsewhere=self.vectors is None or self.in_graph or differentiable)
         return self.with_tensors(tensors) if tensors else self.vectors
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What a step reads, on the host and on the device."""
+    def upload(self, elsewhere: bool) -> None:
+        """The numbers to their place on the device, or elsewhere, where somebody keeps the old."""
+        columns = list(zip(*self.rows, strict=True))
+        self.small = torch.tensor(columns, dtype=self.dtype, device="cpu")
+        small = self.small.to(self.device, non_blocking=True)
+        if elsewhere:
+            self.matrix = small.index_select(1, self.index)
+            self.vectors, self.in_graph = self.kind(*self.matrix.unbind()), False
+        else:
+            torch.index_select(small, 1, self.index, out=self.matrix)
+
+    def for_graph(self) -> tuple[Tensor, ...]:
+        """What a step reads, on the host and on the device, for a captured graph to keep."""
+        self.in_graph = True
         return self.small, self.matrix, self.index
 
     def matrix_of(self, options: Any) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import chain, repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -14,44 +16,90 @@ from torch.utils._foreach_utils import (
     _get_fused_kernels_supported_devices,
 )
 
+from .buckets import same
 from .dtensor import local, mesh_of
 from .geometry import is_dense
 
 NATIVE = (Tensor, torch.nn.Parameter)
+GRADIENT, IS_SPARSE = attrgetter("grad"), attrgetter("is_sparse")
 
 
-def step(
-    group: dict[str, Any],
-    params: list[Tensor],
-    fused: bool | None,
-    init_group: Callable[..., bool],
-    **amp: Tensor | None,
-) -> None:
-    """One step of AdamW for the parameters of a group; ``init_group`` is torch's own."""
-    lists: list[list[Tensor]] = [[] for _ in range(6)]
-    # As Dynamo does with torch's own optimizers: a count on the host would be a constant.
-    capturable = group["capturable"] or torch.compiler.is_compiling()
-    those = {**group, "params": params, "fused": fused, "capturable": capturable}
-    has_complex = init_group(those, *lists)
-    if fused and group["fused"] is None and not laid_out_alike(*lists[:2]):
-        fused = None  # torch's own default, which takes any layout
-    beta1, beta2 = group["betas"]
-    adamw(
-        *lists,
-        foreach=group["foreach"],
-        capturable=capturable,
-        differentiable=group["differentiable"],
-        fused=fused,
-        has_complex=has_complex,
-        amsgrad=False,
-        beta1=beta1,
-        beta2=beta2,
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=group["maximize"],
-        **amp,
-    )
+class Following:
+    """The parameters of a group that follow AdamW; ``fused``: by torch's fused form.
+
+    Most of the host's time in torch's own step is spent on collecting lists of tensors. While
+    nothing but the gradients is new, a step here is torch's kernel on the lists of the last one.
+    """
+
+    def __init__(self, params: list[Tensor], fused: bool | None) -> None:
+        self.params, self.fused = params, fused
+        self.lists: list[list[Tensor]] = []  # moments and steps; empty: to be collected
+        self.states: list[dict[str, Any]] = []
+        self.entries: list[Any] = []
+
+    def step(
+        self,
+        group: dict[str, Any],
+        init_group: Callable[..., bool],
+        state: Mapping[Tensor, dict[str, Any]],
+        **amp: Tensor | None,
+    ) -> None:
+        """One step of AdamW; ``init_group`` is torch's own, which makes the lists and the state."""
+        # As Dynamo does with torch's own optimizers: a count on the host would be a constant.
+        compiling = torch.compiler.is_compiling()
+        capturable = group["capturable"] or compiling
+        numbers: dict[str, Any] = dict(zip(("beta1", "beta2"), group["betas"], strict=True))
+        numbers |= {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")}
+        if self.lists and not compiling and self.repeat(numbers, amp):
+            return
+        lists: list[list[Tensor]] = [[] for _ in range(6)]
+        fused = self.fused
+        those = {**group, "params": self.params, "fused": fused, "capturable": capturable}
+        has_complex = init_group(those, *lists)
+        if fused and group["fused"] is None and not laid_out_alike(*lists[:2]):
+            fused = None  # torch's own default, which takes any layout
+        adamw(
+            *lists,
+            foreach=group["foreach"],
+            capturable=capturable,
+            differentiable=group["differentiable"],
+            fused=fused,
+            has_complex=has_complex,
+            amsgrad=False,
+            **numbers,
+            **amp,
+        )
+        if self.fused and not compiling:
+            self.keep(lists, state)
+
+    def keep(self, lists: list[list[Tensor]], state: Mapping[Tensor, dict[str, Any]]) -> None:
+        """The lists for the next steps, if they are of all parameters and of one kind."""
+        params, _, *self.lists = lists  # the gradients are not ours to keep
+        kinds = {(type(p), p.device, p.dtype) for p in params}
+        if len(params) != len(self.params) or len(kinds) != 1 or mesh_of(params[0]) is not None:
+            self.lists = []
+            return
+        self.states = [state[p] for p in params]
+        self.entries = entries_of(self.states)
+
+    def repeat(self, numbers: dict[str, Any], amp: Mapping[str, Tensor | None]) -> bool:
+        """The step on the lists of the last one; False if anything but gradients is new."""
+        grads: list[Any] = list(map(GRADIENT, self.params))
+        if (
+            any(map(is_, grads, repeat(None)))
+            or any(map(IS_SPARSE, grads))
+            or any(isinstance(x, Tensor) for x in (*numbers.values(), *amp.values()))
+            or not same(entries_of(self.states), self.entries)
+            or not laid_out_alike(self.params, grads)
+        ):
+            return False
+        torch._foreach_add_(self.lists[-1], 1)
+        torch._fused_adamw_(self.params, grads, *self.lists, amsgrad=False, **numbers)
+        return True
+
+
+def entries_of(states: list[dict[str, Any]]) -> list[Any]:
+    return list(chain.from_iterable(map(dict.values, states)))
 
 
 def fuses(group: dict[str, Any], params: list[Tensor]) -> bool | None:

@@ -5,6 +5,9 @@ writes w, m, v and g⁻ once. A row is HEAD + TAIL entries, two powers of two, b
 one: 768 = 512 + 256 and 4,608 = 4,096 + 512 then leave no thread idle. A longer row goes through
 the tiles of ``triton_kernels``, three times; after the first time it comes from the cache.
 
+OVERLAP: programs of the next launch may start as soon as all of this one have, for they work on
+other rows; but a launch ends after the one before, so that what follows finds both done.
+
 All threads load the block's memory before the first sum and some store it after that: the barriers
 of the sums lie in between.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import triton_kernels as passes
 from . import triton_laws as laws
@@ -91,8 +95,11 @@ def rows(
     W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr, WIDE: tl.constexpr,
     KEEPS: tl.constexpr, STOCHASTIC: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
     ALIGNED: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, MASKED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One step of one row. MASKED: HEAD + TAIL is more than its length."""
+    if OVERLAP:
+        gdc_launch_dependents()
     program = base + tl.program_id(0)
     slot = tl.load(program_slot + program)
     row = tl.load(program_row + program)
@@ -187,6 +194,8 @@ def rows(
                     passes.store(previous_start, at, g, end, CUT)
                     if TAIL > 0:
                         passes.store(previous_start, at2, g2, end, MASKED)
+    if OVERLAP:
+        gdc_wait()
 
 
 @triton.jit
@@ -196,9 +205,11 @@ def long_rows(
     settings, traits, memory, record, blocks, number,
     W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr, WIDE: tl.constexpr,
     KEEPS: tl.constexpr, STOCHASTIC: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
-    ALIGNED: tl.constexpr, TILE: tl.constexpr,
+    ALIGNED: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One step of a row that registers do not hold: three times over it, tile by tile."""
+    if OVERLAP:
+        gdc_launch_dependents()
     program = base + tl.program_id(0)
     slot = tl.load(program_slot + program)
     row = tl.load(program_row + program)
@@ -273,3 +284,5 @@ def long_rows(
                     w_start, m_start, v_start, start + k + tl.arange(0, TILE), end, debias1,
                     debias2, eps, a1, b, lost, key, WIDE, STOCHASTIC, True,
                 )  # fmt: skip
+    if OVERLAP:
+        gdc_wait()
