@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ..errors import LabError
 from .base import Arm, Claim, Metric, Request, Runs, Study
+from .evidence import EVIDENCE
 from .paper import PAPER
 from .tuning import TUNING
 
 __all__ = ["STUDIES", "Arm", "Claim", "Metric", "Request", "Runs", "Study", "study"]
 
-STUDIES = {s.name: s for s in (*PAPER, *TUNING)}
+STUDIES = {s.name: s for s in (*PAPER, *TUNING, *EVIDENCE)}
 
 
 def study(name: str) -> Study:
