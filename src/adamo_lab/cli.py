@@ -284,7 +284,7 @@ def train(configs: list[RunConfig], setup: Setup, engine: str) -> list[Outcome]:
     from rich.console import Console
 
     from .engines import run_all
-    from .progress import display
+    from .progress import Display
 
     console = Console()
     if any(config.synthetic for config in configs):
@@ -298,7 +298,7 @@ def train(configs: list[RunConfig], setup: Setup, engine: str) -> list[Outcome]:
         console.print(f"[red]✗[/] {sum(o.error == said for o in without)} runs left out: {said}")
     left_out = {outcome.config.id for outcome in without}
     configs = [config for config in configs if config.id not in left_out]
-    with display(console, configs) as shown:
+    with Display(console, configs) as shown:
         return [*run_all(configs, setup, engine, shown), *without]
 
 

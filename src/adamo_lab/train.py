@@ -27,9 +27,15 @@ from . import environment, optimizers
 from .disk import write_atomically as write
 from .engines import CHECKPOINT, logger
 from .errors import LabError
-from .landscape import gradient_norm_variation
-from .measures import angle, append, digest_of, rounded, spread
-from .norms import Norms
+from .measures import (
+    Norms,
+    angle,
+    append,
+    digest_of,
+    gradient_norm_variation,
+    rounded,
+    spread,
+)
 from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite
 from .tasks import task_class
 from .tasks.base import Batch, Phase, Task
@@ -65,10 +71,10 @@ class Run:
         self.average: list[Tensor] = []  # of the weights, under SWA
         self.averaged = 0
         self.seconds = 0.0
-        self.began_as = ""  # the id of the run that this one was until it branched off
         self.total = torch.zeros((), device=task.device)  # of this epoch's losses
         self.gradients = torch.zeros(2, device=task.device)  # sum of ‖g‖ and ‖g‖² over its steps
-        self.norms = Norms(self.model) if watches(task) == NORMS else None
+        self.watch = task.options.get("watch", False)
+        self.norms = Norms(self.model) if self.watch == NORMS else None
         self.steps = 0
         self.begun = False  # this epoch
         self.before: list[Tensor] = []  # all matrices, while the first step of one is under way
@@ -130,7 +136,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss(self.model, batch, phase)
         loss.backward()
-        if watches(self.task):
+        if self.watch:
             gradients = [p.grad for p in self.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             self.gradients += torch.stack((norm, norm * norm))
@@ -168,7 +174,7 @@ class Run:
         row |= {name: value.item() for name, value in self.pending.pop("metrics").items()}
         if "weight_norm" in self.pending:
             row["weight_norm"] = self.pending.pop("weight_norm").item()
-        if watches(self.task):
+        if self.watch:
             total, squares = self.gradients.tolist()
             row |= spread(total, squares, self.steps)
         self.rows.append(finite(row))
@@ -246,17 +252,8 @@ class Run:
 
     def checkpoint(self) -> None:
         """Put the run on disk as it is between two epochs."""
-        self.write_checkpoint(self.config, self.folder, self.seconds, self.began_as)
-
-    def branch(self, config: RunConfig, folder: Path) -> None:
-        """Let another run begin where this one is; the time so far stays this one's."""
-        self.write_checkpoint(config, folder, 0.0, self.config.id)
-
-    def write_checkpoint(
-        self, config: RunConfig, folder: Path, seconds: float, began_as: str
-    ) -> None:
         state = {
-            "id": config.id,
+            "id": self.config.id,
             "epoch": self.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -265,15 +262,14 @@ class Run:
             "late": self.late,
             "rows": canonical(self.rows),
             "dynamics": canonical(self.dynamics),
-            "seconds": seconds,
-            "began_as": began_as,
+            "seconds": self.seconds,
             "norms": self.norms.state_dict() if self.norms else {},
             "threads": self.threads,
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
         data = buffer.getvalue()
-        write(folder / CHECKPOINT, hashlib.sha256(data).digest() + data)
+        write(self.folder / CHECKPOINT, hashlib.sha256(data).digest() + data)
 
     def resume(self) -> None:
         """Go on where the last checkpoint left off, if there is one of this run."""
@@ -288,7 +284,7 @@ class Run:
         self.epoch, self.late = state["epoch"], state["late"]
         self.average, self.averaged = state["average"], state["averaged"]
         self.rows, self.dynamics = json.loads(state["rows"]), json.loads(state["dynamics"])
-        self.seconds, self.began_as = state["seconds"], state["began_as"]
+        self.seconds = state["seconds"]
         if self.task.device.type == "cpu":  # another number of them rounds otherwise
             self.threads = state["threads"]
         if self.norms:
@@ -318,22 +314,20 @@ class Run:
             result |= {f"swa_{name}": value.item() for name, value in averaged.items()}
         if self.diverged:
             result["diverged_at"] = self.epoch
-        if watches(self.task):
+        if self.watch:
             result["gradient_norm_variation"] = gradient_norm_variation(self.rows)
         if self.norms:
             result |= finite(self.norms.result())
         result["weights_sha256"] = digest_of(self.model)
-        record = Record(
+        return Record(
             config=self.config,
             status=FINISHED,
             result=result,
-            environment=environment.describe(self.task.device, self.seconds, self.warnings)
-            | ({"began_as": self.began_as} if self.began_as else {}),
+            environment=environment.describe(self.task.device, self.seconds, self.warnings),
             metrics=self.rows,
             dynamics=self.dynamics,
             arrays={k: rounded(v.tolist()) for k, v in self.task.arrays(self.model).items()},
         )
-        return record
 
 
 def train(
@@ -406,14 +400,6 @@ def no_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
-
-
-def watches(task: Task) -> bool | str:
-    """What a run looks at in every step."""
-    what = task.options.get("watch", False)
-    if what not in (False, True, NORMS):
-        raise LabError(f"watch may be true, false or {NORMS!r}, and not {what!r}")
-    return what
 
 
 def make_task(config: RunConfig, device: torch.device, data_dir: Path | None) -> Task:

@@ -184,18 +184,16 @@ def rehearse(recipe: Recipe, configs: Sequence[RunConfig], device: torch.device)
 @contextlib.contextmanager
 def shown(progress: bool | View, configs: Sequence[RunConfig]) -> Iterator[View]:
     """Bars on a terminal, lines now and then elsewhere, nothing where nothing is wanted."""
-    from .engines import Views
-
     if not isinstance(progress, bool):
         yield progress
     elif not progress:
-        yield Views()
+        yield View()
     else:
         from rich.console import Console
 
-        from .progress import display
+        from .progress import Display
 
-        with display(Console(stderr=True), configs) as view:
+        with Display(Console(stderr=True), configs) as view:
             yield view
 
 
