@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .bench.command import bench
 from .errors import LabError
 from .words import configs_of, pairs, parse_list, parse_seeds, split_pair
 
@@ -51,6 +50,8 @@ Optimizers = Annotated[
 Options = Annotated[
     list[str], typer.Option("--option", help="Of the task, as name=value; may be given again.")
 ]
+NETWORKS = "resnet18 (the default), gpt-124m, gpt-350m, gpt-1.3b, 200-small."
+PEERS = "adamp, pytorch_optimizer, schedulefree (these three are the default), heavyball, torchao."
 
 
 def told_version(asked: bool) -> None:
@@ -213,7 +214,23 @@ def data(
     print(download(name, data_dir))
 
 
-app.command()(bench)
+@app.command()
+def bench(
+    networks: Annotated[list[str], typer.Argument(help=NETWORKS)] = [],  # noqa: B006
+    train: Annotated[bool, typer.Option("--train", help="Whole training steps instead.")] = False,
+    peer: Annotated[list[str], typer.Option(help=PEERS)] = [],  # noqa: B006
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if any.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Of every optimizer in a pass.")] = 3,
+    passes: Annotated[int, typer.Option(min=1, help="Over all networks.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder of the record.")] = Path("bench-output"),
+) -> None:
+    """Time both optimizers beside AdamW and others on this machine: a table, JSON and a picture.
+
+    Example: adamo-lab bench resnet18 200-small --peer schedulefree
+    """
+    from .bench.measure import measure
+
+    measure(networks, train, peer, device, rounds, passes, out)
 
 
 @app.command()

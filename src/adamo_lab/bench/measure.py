@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -18,9 +19,21 @@ from .. import environment
 from ..errors import LabError, writing
 from ..records import write_atomically
 from .clock import Clock
-from .contenders import MANY, PEERS, QUICK, Contender, Parameters, contenders, parameters, peers
+from .contenders import (
+    MANY,
+    NETWORKS,
+    PEERS,
+    QUICK,
+    Contender,
+    Parameters,
+    contenders,
+    parameters,
+    peers,
+)
 from .models import MODELS, train_speed
-from .shapes import NETWORKS
+
+OURS, THEIRS = "#0072B2", "#999999"  # Okabe and Ito's blue, for ours, and grey
+LONGEST = 5.0  # longer bars are cut off; their numbers stand beside them
 
 Pairs = dict[str, list[tuple[float, float]]]  # times of the reference and of a contender, by kind
 
@@ -53,13 +66,8 @@ def measure(
         write_atomically(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     tell(record, console)
     console.print(f"written: {path}")
-    try:
-        from .plot import draw
-    except ImportError:
-        console.print("no picture: matplotlib is not installed")
-    else:
-        if not train:
-            console.print(f"written: {draw(path)}")
+    if not train:
+        console.print(f"written: {draw(record, path.with_suffix('.png'))}")
     return path
 
 
@@ -180,3 +188,30 @@ def tell(record: dict[str, Any], console: Console) -> None:
         console.print(f"{name}: {', '.join(f'{key} {x:.3f}' for key, x in speed.items())}")
     for name, reason in record.get("absent", {}).items():
         console.print(f"left out: {name} ({reason})")
+
+
+def draw(record: dict[str, Any], path: Path) -> Path:
+    """A picture: one panel per network, in multiples of AdamW fused."""
+    networks, about = record["networks"], record["about"]
+    figure = Figure(figsize=(1.2 + 3.6 * len(networks), 4.4), layout="constrained")
+    axes = figure.subplots(1, len(networks), squeeze=False)[0]
+    for axis, (network, found) in zip(axes, networks.items(), strict=True):
+        rows = [*reversed(found["optimizers"].items())]
+        ratios = {name: row.get("device_ratio", row["ratio"]) for name, row in rows}
+        colors = [OURS if name.startswith(("AdamO", "Angular")) else THEIRS for name in ratios]
+        bars = axis.barh([*ratios], [min(r, LONGEST) for r in ratios.values()], color=colors)
+        labels = [f"{r:.2f}×" if r < LONGEST else f"▸ {r:.0f}×" for r in ratios.values()]
+        axis.bar_label(bars, labels, padding=2, fontsize=8)
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.set_xlim(0, 1.25 * min(max(ratios.values()), LONGEST))
+        axis.set_title(f"{network}, {found['parameters'] / 1e6:,.0f} M parameters", fontsize=10)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    # on a GPU the launch gaps, which other work may fill, are left out
+    what = (
+        "time of one step" if about["device"] == environment.processor() else "time the GPU is busy"
+    )
+    versions = f"{about['device']}, torch {about['torch']}, commit {about['commit']}"
+    figure.supxlabel(f"{what} / torch.optim.AdamW(fused=True)   —   {versions}", fontsize=8)
+    figure.savefig(path, dpi=150)
+    return path
