@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from adamo_optim import param_groups
 
-from .errors import LabError
+from .errors import LabError, require
 from .records import Row, RunConfig
 from .summary import OWN_COLUMNS
 from .tasks.base import Batch, Phase, Task
@@ -31,6 +31,10 @@ Batches = Iterable[Any] | Callable[[int], Iterable[Any]]  # or a function of the
 Schedule = Callable[[float], float]  # share of the training done → factor of the learning rate
 
 END = object()
+UNSEEDED = (
+    "under the same seed; draw its random numbers from torch, numpy or random, and from no "
+    "generator of its own"
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ class Yours(Task):
     def model(self) -> nn.Module:
         seed_others(self.seed_of(-1, purpose=2))
         model = self.recipe.model_fn()
-        if not isinstance(model, nn.Module):
-            raise LabError(f"model_fn must return a model, got {type(model).__name__}")
+        is_model = isinstance(model, nn.Module)
+        require(is_model, f"model_fn must return a model, got {type(model).__name__}")
         return model
 
     def example(self) -> Any:
@@ -80,24 +84,20 @@ class Yours(Task):
     def checked_model(self) -> nn.Module:
         """Whoever trains second must not begin where the first one ended, nor anywhere else."""
         model, again = new_model(self), new_model(self)
-        parameters = {id(p) for p in model.parameters()}
-        if not parameters:
-            raise LabError("model_fn made a model without parameters: there is nothing to train")
-        if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
-            raise LabError(
-                "model_fn made a model with lazy layers, whose weights have no shape yet; call it "
-                "once on a batch before you return it"
-            )
-        if parameters & {id(p) for p in again.parameters()}:
-            raise LabError(
-                "model_fn returned the same parameters twice, so the second optimizer would go on "
-                "where the first one ended; make a new model in it (copy.deepcopy of yours will do)"
-            )
-        if not all(map(torch.equal, model.parameters(), again.parameters())):
-            raise LabError(
-                "model_fn made two models with different weights under the same seed; draw its "
-                "random numbers from torch, numpy or random, and from no generator of its own"
-            )
+        ours, theirs = [*model.parameters()], [*again.parameters()]
+        require(ours, "model_fn made a model without parameters: there is nothing to train")
+        require(
+            not any(is_lazy(tensor) for tensor in chain(ours, model.buffers())),
+            "model_fn made a model with lazy layers, whose weights have no shape yet; call it once "
+            "on a batch before you return it",
+        )
+        require(
+            not {*map(id, ours)} & {*map(id, theirs)},
+            "model_fn returned the same parameters twice, so the second optimizer would go on "
+            "where the first one ended; make a new model in it (copy.deepcopy of yours will do)",
+        )
+        same = all(map(torch.equal, ours, theirs))
+        require(same, f"model_fn made two models with different weights {UNSEEDED}")
         return model
 
     def try_out(self, model: nn.Module) -> None:
@@ -112,9 +112,9 @@ class Yours(Task):
             ) from error
         batch = self.steady(lambda: (b for _, b in self.stream(0)), "train_loader")
         loss = self.loss(model.train(), (batch,), Phase())
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise LabError(f"loss_fn must return one number that has a gradient, got {what}")
+        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        one = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
+        require(one, f"loss_fn must return one number that has a gradient, got {what}")
         if (valid := self.recipe.valid) is not None:
             batch = self.steady(lambda: self.validation(valid), "valid_loader")
             with torch.no_grad():
@@ -122,12 +122,10 @@ class Yours(Task):
 
     def steady(self, read: Callable[[], Iterator[Any]], what: str) -> Any:
         """The first batch, which must be the same whenever it is read."""
-        batch, again = first(read(), what), first(read(), what)
-        if not all(map(torch.equal, tensors(batch), tensors(again))):
-            raise LabError(
-                f"{what} gave two different first batches under the same seed; draw its random "
-                "numbers from torch, numpy or random, and from no generator of its own"
-            )
+        batch, again = next(read(), END), next(read(), END)
+        require(batch is not END, f"{what} gave no batch; is its data set empty?")
+        same = all(map(torch.equal, tensors(batch), tensors(again)))
+        require(same, f"{what} gave two different first batches {UNSEEDED}")
         return batch
 
     def lr_factor(self, epoch: float) -> float:
@@ -191,9 +189,9 @@ class Yours(Task):
         for batch in self.validation(self.recipe.valid):
             size = size_of(batch)
             values = self.measure(model, batch)
-            if totals and totals.keys() != values.keys():
-                names = f"{', '.join(totals)} and then {', '.join(values)}"
-                raise LabError(f"metrics must have the same names on every batch, got {names}")
+            names = f"{', '.join(totals)} and then {', '.join(values)}"
+            same = not totals or totals.keys() == values.keys()
+            require(same, f"metrics must have the same names on every batch, got {names}")
             totals = {key: totals.get(key, 0) + size * value for key, value in values.items()}
             count += size
         return {key: total / count for key, total in totals.items()}
@@ -202,11 +200,10 @@ class Yours(Task):
         with self.autocast():
             loss = self.recipe.loss_fn(model, batch)
             extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
-        if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in extra):
-            raise LabError(f'metrics must return numbers by name, {{"error": 0.1}}, got {extra!r}')
+        named = isinstance(extra, Mapping) and all(isinstance(key, str) for key in extra)
+        require(named, f'metrics must return numbers by name, {{"error": 0.1}}, got {extra!r}')
         taken = [key for key in extra if key in (*OWN_COLUMNS, *RESULTS)]
-        if taken:
-            raise LabError(f"metrics may not be called {', '.join(taken)}; choose another name")
+        require(not taken, f"metrics may not be called {', '.join(taken)}; choose another name")
         values = {"valid_loss": loss, **extra}
         return {key: self.number(key, value) for key, value in values.items()}
 
@@ -215,8 +212,8 @@ class Yours(Task):
             number = torch.as_tensor(value, device=self.device).detach().double()
         except (TypeError, ValueError, RuntimeError) as error:
             raise LabError(f"{name} must be one number a batch, got {value!r}") from error
-        if number.numel() != 1:
-            raise LabError(f"{name} must be one number a batch, got shape {tuple(number.shape)}")
+        shape = f"shape {tuple(number.shape)}"
+        require(number.numel() == 1, f"{name} must be one number a batch, got {shape}")
         return number.reshape(())
 
     def result(self, rows: list[Row]) -> Row:
@@ -239,12 +236,6 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(moved(value, device) for value in batch)
     return batch
-
-
-def first(batches: Iterable[Any], what: str) -> Any:
-    for batch in batches:
-        return batch
-    raise LabError(f"{what} gave no batch; is its data set empty?")
 
 
 def length_of(loader: Any) -> int | None:

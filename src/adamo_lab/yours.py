@@ -7,6 +7,7 @@ interruption, and what it has finished is not trained again.
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,11 @@ from torch import nn
 
 from . import optimizers as registry
 from .engines import KNOWN, Outcome, Setup, View, failure, interruptible, resolve_device
-from .errors import LabError, writing
-from .records import FAILED, FINISHED, Record, Row, RunConfig, find, forget
+from .errors import LabError, require, writing
+from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, find, forget
 from .summary import table, verdicts
+from .tasks import LEGAL
 from .train import CHECKPOINT, CHECKPOINT_SECONDS, Run, Stopped, drive
-from .your_checks import check, count_of, seeds_of, settings_of, training_options
 from .your_task import Batches, LossFunction, Metrics, Recipe, Schedule, Yours, kept_randomness
 
 UNNAMED = "your model"
@@ -151,6 +152,115 @@ def compare(
     return made
 
 
+# --- what can be said against the arguments before anything is trained
+
+
+def count_of(epochs: Any) -> int:
+    with contextlib.suppress(TypeError):
+        if not isinstance(epochs, bool) and operator.index(epochs) > 0:
+            return operator.index(epochs)
+    raise LabError(f"epochs must be a whole number of at least 1, got {epochs!r}")
+
+
+def seeds_of(seeds: Any) -> list[int]:
+    """As on the command line a number is a count."""
+    try:
+        several = seeds if isinstance(seeds, Iterable) else range(operator.index(seeds))
+        numbers = [operator.index(seed) for seed in several]
+    except TypeError as error:
+        raise LabError(f"seeds must be whole numbers, or how many, got {seeds!r}") from error
+    fine = numbers and len({*numbers}) == len(numbers) and min(numbers) >= 0
+    require(fine, f"seeds must be different, >= 0 and at least one, got {seeds!r}")
+    return numbers
+
+
+def check(recipe: Recipe, names: Sequence[str], hyper: Mapping[str, Mapping[str, Any]]) -> None:
+    """One sentence for what makes no sense."""
+    require(
+        callable(recipe.model_fn) and not isinstance(recipe.model_fn, nn.Module),
+        "model_fn must be a function that makes a new model for every run, and is a "
+        f"{type(recipe.model_fn).__name__}; lambda: copy.deepcopy(model) makes one of yours",
+    )
+    several = names and not isinstance(names, str) and len({*names}) == len(names)
+    require(several, f"optimizers must be different and at least one, got {names!r}")
+    nested = isinstance(hyper, Mapping) and all(isinstance(v, Mapping) for v in hyper.values())
+    require(nested, f'hyper must be like {{"adamw": {{"lr": 3e-4}}}}, got {hyper!r}')
+    for name in hyper:
+        among = ", ".join(names)
+        require(name in names, f"hyper names {name!r}, which is not among {among}")
+    judged = recipe.valid is not None or not recipe.metrics
+    require(judged, "metrics are taken on valid_loader, and there is none; give one")
+    check_loader("train_loader", recipe.train)
+    if recipe.valid is not None:
+        check_loader("valid_loader", recipe.valid)
+
+
+def check_loader(what: str, source: Any) -> None:
+    require(
+        isinstance(source, Iterable) or callable(source),
+        f"{what} must be a DataLoader, a list of batches or a function of the epoch, and is a "
+        f"{type(source).__name__}; wrap a data set in a DataLoader",
+    )
+    require(
+        not isinstance(source, Iterator),
+        f"{what} is an iterator and can be read only once; give a DataLoader or a list",
+    )
+    require(
+        not getattr(source, "persistent_workers", False),
+        f"{what} has persistent_workers=True, which carries random numbers from one run to the "
+        "next; make it with persistent_workers=False",
+    )
+
+
+def settings_of(
+    names: Sequence[str], lrs: Sequence[float] | None, hyper: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Every optimizer with the lab's settings for a model nobody knows and the user's changes."""
+    made = []
+    for name in names:
+        changes = hyper.get(name, {})
+        twice = f"hyper gives an lr for {name}, and lrs gives some for all; leave one"
+        require(lrs is None or "lr" not in changes, twice)
+        legal = registry.legal_arguments(name) - {*registry.OWN}  # of the lab's own protocols
+        for key in changes:
+            known = ", ".join(sorted(legal))
+            require(key in legal, f"{name} has no argument {key!r}; it has {known}")
+        rates = [{"lr": lr} for lr in lrs] if lrs is not None else [{}]
+        for rate in rates:
+            chosen = registry.settings("yours", name, {**changes, **rate})
+            made.append((name, {k: v for k, v in chosen.items() if k in legal}))
+    try:
+        unique = {canonical([name, chosen]) for name, chosen in made}
+    except (TypeError, ValueError) as error:
+        raise LabError(f"hyper must hold numbers, words or lists: {error}") from error
+    fine = made and len(unique) == len(made)
+    require(fine, f"lrs must be different and at least one, got {lrs!r}")
+    return made
+
+
+def training_options(recipe: Recipe, warmup: float, clip: float | None) -> dict[str, Any]:
+    """What a run's config says about its training, every value checked."""
+    schedule, dtype = recipe.schedule, recipe.autocast
+    words, legal = LEGAL["schedule"]
+    known = callable(schedule) or legal(schedule)
+    require(known, f"schedule must be {words}, or a function, got {schedule!r}")
+    words, legal = LEGAL["warmup"]
+    require(legal(warmup), f"warmup must be {words}, got {warmup!r}")
+    above = clip is None or (type(clip) in (int, float) and clip > 0)
+    require(above, f"clip must be a number above 0 or None, got {clip!r}")
+    wide = dtype in (None, torch.bfloat16)
+    require(wide, f"autocast must be torch.bfloat16 or None, got {dtype}")
+    return {
+        "schedule": getattr(schedule, "__name__", "your own") if callable(schedule) else schedule,
+        "warmup": float(warmup),
+        "clip": None if clip is None else float(clip),
+        "autocast": str(dtype).removeprefix("torch.") if dtype else None,
+    }
+
+
+# --- training
+
+
 def report_writer() -> Callable[[Path, Comparison], Path]:
     """What is missing for a report should be known before hours of training."""
     try:
@@ -176,9 +286,6 @@ def rehearse(recipe: Recipe, configs: Sequence[RunConfig], device: torch.device)
     for config in configs:
         if config.seed == configs[0].seed:
             registry.build(config.optimizer, config.hyper, model, task.example())
-
-
-# --- training
 
 
 @contextlib.contextmanager
