@@ -222,8 +222,8 @@ def sweep_of(count: int) -> list[Record]:
 def test_the_best_setting_is_that_with_the_best_final_accuracy() -> None:
     runs = sweep_of(12)
     (group,) = grouped(*runs)[""]
-    assert tables.columns_of(group)[0].metric.key == "test_accuracy"
-    assert [c.metric.key for c in tables.columns_of(group)][-1] == "best_test_accuracy"
+    assert tables.columns_of(group)[0].key == "test_accuracy"
+    assert [m.key for m in tables.columns_of(group)][-1] == "best_test_accuracy"
     assert [line.hyper["lr"] for line in best_lines(group)] == [12e-3]
     assert "its best setting by test accuracy." in draw_curves(group)[0].caption
     runs[-1].result["test_accuracy"] = None

@@ -118,7 +118,7 @@ def caption_of(group: Group, counts: list[int], name: str, key: str) -> str:
     elif several:
         text += " The band spans lowest to highest."
     if len(best_lines(group)) < len(group.lines):
-        first = columns_of(group)[0].metric.key
+        first = columns_of(group)[0].key
         missing = any(v is None for line in group.lines for v in line.values(first))
         text += f" Of every optimizer, its best setting by {first.replace('_', ' ')}"
         text += ", of those in which all runs have one if there are any." if missing else "."
@@ -169,7 +169,7 @@ def mark_divergence(axes: Axes, line: Line, key: str, factor: float) -> None:
 
 def draw_rates(group: Group) -> list[Drawing]:
     """How good every row is at each learning rate, with the best of its other settings."""
-    metric = columns_of(group)[0].metric
+    metric = columns_of(group)[0]
     sign, factor = (1 if metric.higher_is_better else -1), (100 if metric.percent else 1)
     names = dict.fromkeys(line.name for line in group.lines)
     curves = (
