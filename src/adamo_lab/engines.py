@@ -45,6 +45,7 @@ class Setup:
     checkpoint_seconds: float = 30.0
     compile: bool = True  # on a GPU
     ray_address: str | None = None
+    make: Callable[..., Any] | None = None  # of a task, if not by its name: a user's model
 
     @property
     def file(self) -> Path:
@@ -166,7 +167,7 @@ def run_serial(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[O
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask for a stop at the end of the epoch; a second Ctrl-C does not wait."""
-    asked: list[int] = []
+    asked: list[int] = getattr(signal.getsignal(signal.SIGTERM), "asked", [])  # of a caller, too
 
     def ask(number: int, frame: Any) -> None:
         if asked and number == signal.SIGINT:
@@ -176,6 +177,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may handle signals
         return
+    ask.asked = asked  # type: ignore[attr-defined]
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: bool(asked)
@@ -202,6 +204,7 @@ def train_safely(
                 folder,
                 device=setup.device,
                 data_dir=setup.data_dir,
+                make=setup.make,
                 progress=progress,
                 stop=stop,
                 checkpoint_seconds=setup.checkpoint_seconds,

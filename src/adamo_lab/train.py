@@ -16,7 +16,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +94,17 @@ class Run:
     def diverged(self) -> bool:
         return bool(self.rows) and self.rows[-1]["train_loss"] is None
 
-    def train(self, stacks: list[Batch]) -> Iterator[None]:
+    def train(self, stacks: Iterable[Batch]) -> Iterator[None]:
         """One epoch, step by step, and what is due after it; nothing here waits for a device."""
-        phase = self.task.phase(self.epoch)
+        phase, steps = self.task.phase(self.epoch), 0
         self.begin(phase)
         for stack in stacks:
             for batch in zip(*stack, strict=True):
                 self.approach()
                 self.step(batch, phase)
+                steps += 1
                 yield
-        self.end(phase, sum(len(stack[0]) for stack in stacks))
+        self.end(phase, steps)
 
     def begin(self, phase: Phase) -> None:
         """Set the stage of an epoch: learning rate, options, random numbers, sums."""
@@ -122,6 +123,8 @@ class Run:
 
     def approach(self) -> None:
         """Before a step: see how far the first one of an observed epoch turns the weights."""
+        if (factor := self.task.step_factor()) is not None:
+            self.set_lr(self.base_lr * factor)
         self.measure_turn()
         if not self.begun and self.observes(self.epoch + 1):
             self.before = [p.detach().clone() for p in self.matrices().values()]
@@ -142,6 +145,8 @@ class Run:
             self.gradients += torch.stack((norm, norm * norm))
         if self.norms:
             self.norms.observe()
+        if limit := self.task.options.get("clip"):
+            nn.utils.clip_grad_norm_(self.parameters(), limit)
         self.optimizer.step()
         self.total += loss.detach()
 
@@ -336,13 +341,27 @@ def train(
     *,
     device: torch.device | str = "cpu",
     data_dir: Path | None = None,
-    progress: Progress | None = None,
+    make: Callable[..., Task] | None = None,
+    progress: Progress = lambda *_: None,
     stop: Callable[[], bool] = lambda: False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Record:
-    """Train one run to its end, or to the moment ``stop`` says so."""
-    task = make_task(config, torch.device(device), data_dir)
-    return drive(Run(config, task, folder), train_epoch, progress, stop, checkpoint_seconds)
+    """Train one run to its end, with checkpoints on the way, or to the moment of a stop."""
+    run = Run(config, (make or make_task)(config, torch.device(device), data_dir), folder)
+    saved = time.monotonic()
+    with threads(run.threads), warnings.catch_warnings(record=True) as caught:
+        while not run.over:
+            row = train_epoch(run)
+            progress(config, run.epoch, row or {})
+            stopping = stop() and not run.over  # asked once: a signal may come at any moment
+            if stopping or time.monotonic() - saved > checkpoint_seconds:
+                run.checkpoint()
+                saved = time.monotonic()
+            if stopping:
+                raise Stopped(config.id)
+        # in its record, and not across the bars of all runs
+        run.warnings += dict.fromkeys(str(warning.message) for warning in caught)
+        return run.finish()
 
 
 def train_epoch(run: Run) -> Row | None:
@@ -353,31 +372,6 @@ def train_epoch(run: Run) -> Row | None:
         row = run.collect()
     run.seconds += time.monotonic() - started
     return row
-
-
-def drive(
-    run: Run,
-    epoch: Callable[[Run], Row | None],
-    progress: Progress | None,
-    stop: Callable[[], bool],
-    checkpoint_seconds: float,
-) -> Record:
-    """Epoch after epoch to the end, with checkpoints on the way, or to the moment of a stop."""
-    saved = time.monotonic()
-    with threads(run.threads), warnings.catch_warnings(record=True) as caught:
-        while not run.over:
-            row = epoch(run)
-            if progress:
-                progress(run.config, run.epoch, row or {})
-            stopping = stop() and not run.over  # asked once: a signal may come at any moment
-            if stopping or time.monotonic() - saved > checkpoint_seconds:
-                run.checkpoint()
-                saved = time.monotonic()
-            if stopping:
-                raise Stopped(run.config.id)
-        # in its record, and not across the bars of all runs
-        run.warnings += dict.fromkeys(str(warning.message) for warning in caught)
-        return run.finish()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -63,6 +64,7 @@ class Yours(Task):
     def __init__(self, config: RunConfig, device: torch.device, recipe: Recipe) -> None:
         self.recipe = recipe
         self.epoch_seconds: list[float] = []
+        self.done = 0.0  # epochs, in the middle of the batch at hand
         super().__init__(config, device, None)
 
     def all_options(self, config: RunConfig) -> dict[str, Any]:
@@ -139,8 +141,20 @@ class Yours(Task):
         dtype = self.recipe.autocast
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
-    def batches(self, epoch: int) -> list[Any]:
-        return [([batch],) for _, batch in self.stream(epoch)]
+    def step_factor(self) -> float:
+        return self.lr_factor(self.done)
+
+    def batches(self, epoch: int) -> Iterator[Any]:
+        """One by one, as they may not fit into memory; what they train is timed, and no more."""
+        started, self.done = time.perf_counter(), -1.0
+        for done, batch in self.stream(epoch):
+            self.done = done
+            yield ([batch],)
+        fine = self.done >= 0
+        require(fine, f"train_loader gave no batch in epoch {epoch}, counted from 0")
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.epoch_seconds.append(time.perf_counter() - started)
 
     def stream(self, epoch: int) -> Iterator[tuple[float, Any]]:
         """An epoch's batches, each with how many epochs are done in its middle.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -19,12 +18,12 @@ import torch
 from torch import nn
 
 from . import optimizers as registry
-from .engines import KNOWN, Outcome, Setup, View, failure, interruptible, resolve_device
+from .engines import CHECKPOINT, KNOWN, Setup, View, interruptible, resolve_device, run_all
 from .errors import LabError, require, writing
-from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, find, forget
+from .records import FAILED, Record, RunConfig, canonical, forget, load
 from .summary import table, verdicts
 from .tasks import LEGAL
-from .train import CHECKPOINT, CHECKPOINT_SECONDS, Run, Stopped, drive
+from .train import CHECKPOINT_SECONDS
 from .your_task import Batches, LossFunction, Metrics, Recipe, Schedule, Yours, kept_randomness
 
 UNNAMED = "your model"
@@ -134,19 +133,26 @@ def compare(
         RunConfig("yours", key, seed, epochs, chosen, options)
         for seed, (key, chosen) in product(numbers, settings)
     ]
-    setup = Setup(Path(out), RUNS, device=str(where))
+    setup = Setup(
+        *(Path(out), RUNS),
+        device=str(where),
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        make=lambda config, device, _: Yours(config, device, recipe),
+    )
     with kept_randomness(where), interruptible() as stop, shown(progress, configs) as view:
         rehearse(recipe, configs, where)
         with writing(setup.out):
             setup.out.mkdir(parents=True, exist_ok=True)
         if fresh or name is None:  # all at once: an interruption must leave no old among the new
             start_over(setup, configs)
-        known = [config.id for config in configs if setup.done(config)]
-        try:
-            records = [run_one(c, recipe, where, setup, view, stop) for c in heeding(stop, configs)]
-        except Stopped as error:
+        outcomes = run_all(configs, setup, "serial", view)
+        if stop():
             goes_on = "; the same call, without fresh=True, goes on from here" if name else ""
-            raise KeyboardInterrupt(f"stopped{goes_on}") from error
+            raise KeyboardInterrupt(f"stopped{goes_on}")
+    kept = {record.id: record for record in load(setup.file)[0]}
+    failed = {o.config.id: Record(o.config, FAILED, error=o.error) for o in outcomes}
+    records = [{**failed, **kept}[config.id] for config in configs]
+    known = [o.config.id for o in outcomes if o.status == KNOWN]
     made = Comparison(name or UNNAMED, records, known=known)
     made.report = write(setup.out, made) if write else None
     return made
@@ -309,72 +315,3 @@ def start_over(setup: Setup, configs: Sequence[RunConfig]) -> None:
         forget(setup.file, {config.id for config in configs})
     for config in configs:
         (setup.folder(config) / CHECKPOINT).unlink(missing_ok=True)
-
-
-def heeding(stop: Callable[[], bool], configs: Iterable[RunConfig]) -> Iterator[RunConfig]:
-    """One by one; asked to stop in its last epoch, a run ends, and whatever comes next does not."""
-    for config in configs:
-        if stop():
-            raise Stopped(config.id)
-        yield config
-    if stop():  # what the caller does next
-        raise Stopped
-
-
-def run_one(
-    config: RunConfig,
-    recipe: Recipe,
-    device: torch.device,
-    setup: Setup,
-    view: View,
-    stop: Callable[[], bool],
-) -> Record:
-    """A run's record: the one that is there, or a new one, finished or failed."""
-    try:
-        with setup.holding(config) as folder:
-            known = find(setup.file, config.id)
-            if known is not None and known.status == FINISHED:
-                view.ended(Outcome(config, KNOWN))
-                return known
-            view.started(config)
-            run = Run(config, Yours(config, device, recipe), folder)
-            if limit := config.options["clip"]:
-                weights = list(run.parameters())
-                run.optimizer.register_step_pre_hook(
-                    lambda *_: void(nn.utils.clip_grad_norm_(weights, limit))
-                )
-            record = drive(run, train_epoch, view.progressed, stop, CHECKPOINT_SECONDS)
-            setup.keep(record)
-            view.ended(Outcome(config, FINISHED))
-            return record
-    except Stopped:
-        raise
-    except Exception as error:  # whatever a user's model may raise: the other runs go on
-        outcome = failure(config, error, setup)
-        view.ended(outcome)
-        return Record(config, FAILED, error=outcome.error)
-
-
-def void(_: Any) -> None:
-    """A hook that returns something replaces the arguments of the step."""
-
-
-def train_epoch(run: Run) -> Row | None:
-    """One epoch of a stream of batches; only the training is timed."""
-    task = run.task
-    assert isinstance(task, Yours)
-    started, phase, steps = time.perf_counter(), task.phase(run.epoch), 0
-    run.begin(phase)
-    for done, batch in task.stream(run.epoch):
-        run.set_lr(run.base_lr * task.lr_factor(done))
-        run.approach()
-        run.step((batch,), phase)
-        steps += 1
-    if not steps:
-        raise LabError(f"train_loader gave no batch in epoch {run.epoch}, counted from 0")
-    if task.device.type == "cuda":
-        torch.cuda.synchronize(task.device)
-    task.epoch_seconds.append(time.perf_counter() - started)
-    run.seconds += task.epoch_seconds[-1]
-    run.end(phase, steps)
-    return run.collect()

@@ -64,8 +64,8 @@ class Task(ABC):
         """A small batch for ``adamo_optim.param_groups``."""
 
     @abstractmethod
-    def batches(self, epoch: int) -> list[Batch]:
-        """An epoch's batches in order, as stacks: every tensor is [steps, batch, ...].
+    def batches(self, epoch: int) -> Any:
+        """An epoch's batches in order, as a list of stacks: every tensor is [steps, batch, ...].
 
         Batches of one size form one stack; a smaller last batch is a stack of its own.
         """
@@ -90,6 +90,10 @@ class Task(ABC):
             return at / warmup
         left = annealed(self.options.get("schedule", "constant"), at - warmup, epochs - warmup)
         return self.final_factor + (1 - self.final_factor) * left
+
+    def step_factor(self) -> float | None:
+        """Of the learning rate at the next step, where it changes within an epoch."""
+        return None
 
     def autocast(self) -> torch.autocast:
         """Its cache would outlive the step that a CUDA graph captures."""
