@@ -224,7 +224,7 @@ def bench(
     passes: Annotated[int, typer.Option(min=1, help="Over all networks.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder of the record.")] = Path("bench-output"),
 ) -> None:
-    """Time both optimizers beside AdamW and others on this machine: a table, JSON and a picture.
+    """Time both optimizers beside AdamW and others on this machine: a table, and JSON.
 
     Example: adamo-lab bench resnet18 200-small --peer schedulefree
     """

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -32,9 +31,6 @@ from .contenders import (
 )
 from .models import MODELS, train_speed
 
-OURS, THEIRS = "#0072B2", "#999999"  # Okabe and Ito's blue, for ours, and grey
-LONGEST = 5.0  # longer bars are cut off; their numbers stand beside them
-
 Pairs = dict[str, list[tuple[float, float]]]  # times of the reference and of a contender, by kind
 
 
@@ -47,7 +43,7 @@ def measure(
     passes: int = 2,
     out: Path = Path("bench-output"),
 ) -> Path:
-    """Write ``bench-DEVICE.json``, of trainings ``bench-DEVICE-training.json``, and a picture."""
+    """Write ``bench-DEVICE.json``, of trainings ``bench-DEVICE-training.json``."""
     known = MODELS if train else [*NETWORKS]
     names = checked(networks, known) or (known if train else ["resnet18"])
     asked = checked(peer, [*PEERS]) or QUICK
@@ -66,8 +62,6 @@ def measure(
         write_atomically(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     tell(record, console)
     console.print(f"written: {path}")
-    if not train:
-        console.print(f"written: {draw(record, path.with_suffix('.png'))}")
     return path
 
 
@@ -188,30 +182,3 @@ def tell(record: dict[str, Any], console: Console) -> None:
         console.print(f"{name}: {', '.join(f'{key} {x:.3f}' for key, x in speed.items())}")
     for name, reason in record.get("absent", {}).items():
         console.print(f"left out: {name} ({reason})")
-
-
-def draw(record: dict[str, Any], path: Path) -> Path:
-    """A picture: one panel per network, in multiples of AdamW fused."""
-    networks, about = record["networks"], record["about"]
-    figure = Figure(figsize=(1.2 + 3.6 * len(networks), 4.4), layout="constrained")
-    axes = figure.subplots(1, len(networks), squeeze=False)[0]
-    for axis, (network, found) in zip(axes, networks.items(), strict=True):
-        rows = [*reversed(found["optimizers"].items())]
-        ratios = {name: row.get("device_ratio", row["ratio"]) for name, row in rows}
-        colors = [OURS if name.startswith(("AdamO", "Angular")) else THEIRS for name in ratios]
-        bars = axis.barh([*ratios], [min(r, LONGEST) for r in ratios.values()], color=colors)
-        labels = [f"{r:.2f}×" if r < LONGEST else f"▸ {r:.0f}×" for r in ratios.values()]
-        axis.bar_label(bars, labels, padding=2, fontsize=8)
-        axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_xlim(0, 1.25 * min(max(ratios.values()), LONGEST))
-        axis.set_title(f"{network}, {found['parameters'] / 1e6:,.0f} M parameters", fontsize=10)
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    # on a GPU the launch gaps, which other work may fill, are left out
-    what = (
-        "time of one step" if about["device"] == environment.processor() else "time the GPU is busy"
-    )
-    versions = f"{about['device']}, torch {about['torch']}, commit {about['commit']}"
-    figure.supxlabel(f"{what} / torch.optim.AdamW(fused=True)   —   {versions}", fontsize=8)
-    figure.savefig(path, dpi=150)
-    return path
