@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map
 
 from adamo_optim import param_groups
 
@@ -166,7 +167,9 @@ class Yours(Task):
         if not isinstance(source, Iterable):
             with Randomness(self.seed_of(epoch, purpose=4)):
                 source = source(epoch)
-        length = length_of(source)
+        length = None
+        with contextlib.suppress(Exception):  # a DataLoader may have none, others say so otherwise
+            length = len(source)  # type: ignore[arg-type]
         for i, batch in enumerate(self.read(source, seed, epoch)):
             yield epoch + ((i + 0.5) / length if length else 0.5), batch
 
@@ -241,33 +244,16 @@ class Yours(Task):
 
 def moved(batch: Any, device: torch.device) -> Any:
     """A batch of any structure, its tensors on the device."""
-    if hasattr(batch, "to"):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(moved(value, device) for value in batch)
-    return batch
+    return tree_map(lambda part: part.to(device) if hasattr(part, "to") else part, batch)
 
 
-def length_of(loader: Any) -> int | None:
-    with contextlib.suppress(Exception):  # a DataLoader may have none, and others say so otherwise
-        return len(loader)
+def tensors(batch: Any) -> list[Tensor]:
+    return [part for part in tree_leaves(batch) if isinstance(part, Tensor)]
 
 
 def size_of(batch: Any) -> int:
     """How many examples a batch has: the first dimension of its first tensor, else 1."""
     return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), 1)
-
-
-def tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, (Mapping, list, tuple)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors(value)
 
 
 # --- random numbers
