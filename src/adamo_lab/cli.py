@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .errors import LabError
+from .errors import LabError, require
 from .words import configs_of, pairs, parse_list, parse_seeds, split_pair
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ Workers = Annotated[
     int, typer.Option(min=0, help="Runs at a time. 0: one per core, or 8 on a GPU.")
 ]
 Seeds = Annotated[str, typer.Option(help="How many (3), or which (0,1,2 or 5-9).")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Default: the task's.")]
 Scale = Annotated[float, typer.Option(help="0.1 runs a tenth of every run's epochs.")]
 Synthetic = Annotated[bool, typer.Option(help="Use small made-up data, and say so everywhere.")]
 Compile = Annotated[bool, typer.Option(help="On a GPU: compile the loss, once a task.")]
@@ -89,7 +90,7 @@ def run(
     task: Annotated[str, typer.Argument(help="A task, as `adamo-lab list` shows them.")],
     optimizer: Optimizers = ["adamw", "adamo", "angular"],  # noqa: B006
     seeds: Seeds = "1",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the task's.")] = None,
+    epochs: Epochs = None,
     set_: Annotated[
         list[str], typer.Option("--set", help="Of the optimizers, as name=value; again for more.")
     ] = [],  # noqa: B006
@@ -140,13 +141,12 @@ def study(
     from .studies import study as find
 
     chosen = find(name)
-    if not 0 < scale <= 1:
-        raise LabError(f"--scale must be above 0 and at most 1, got {scale:g}")
+    require(0 < scale <= 1, f"--scale must be above 0 and at most 1, got {scale:g}")
     numbers = parse_seeds(seeds) if seeds else chosen.seeds
     configs = chosen.configs(Request(numbers, scale, synthetic, pairs(option)))
     rows = dict.fromkeys(config.optimizer for config in configs)
-    for unknown in (row for row in optimizer if row not in rows):
-        raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
+    for row in optimizer:
+        require(row in rows, f"{name} has no row {row!r}; it has {', '.join(rows)}")
     configs = [c for c in configs if not optimizer or c.optimizer in optimizer]
     setup = make_setup(out, name, data_dir, device, workers, ray_address, compile)
     outcomes = train(configs, setup, engine)
@@ -160,7 +160,7 @@ def sweep(
     grid: Annotated[list[str], typer.Option(help="name=value,value,…; the product of all is run.")],
     optimizer: Optimizers = ["adamw"],  # noqa: B006
     seeds: Seeds = "1",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the task's.")] = None,
+    epochs: Epochs = None,
     option: Options = [],  # noqa: B006
     out: Out = Path("lab-output"),
     data_dir: DataDir = None,
@@ -247,7 +247,7 @@ def demo(
 
     started = time.monotonic()
     # a quick look does not mix with the demo
-    setup = make_setup(out / "quick" if quick else out, "demo", None, "cpu", workers, None)
+    setup = make_setup(out / "quick" if quick else out, "demo", None, "cpu", workers)
     outcomes = train(demo_runs(quick), setup, "processes")
     if ended_well(outcomes):
         write_page(setup)
@@ -276,24 +276,15 @@ def make_setup(
     data_dir: Path | None,
     device: str,
     workers: int,
-    ray_address: str | None,
+    ray_address: str | None = None,
     compiled: bool = True,
 ) -> Setup:
     from .engines import Setup, resolve_device
     from .processes import cores
 
     kind = str(resolve_device(device))
-    on_gpu = kind.startswith("cuda")
-    return Setup(
-        out=out,
-        name=name,
-        data_dir=data_dir,
-        device=kind,
-        workers=workers or (8 if on_gpu else cores()),
-        checkpoint_seconds=120.0 if on_gpu else 30.0,
-        ray_address=ray_address,
-        compile=compiled,
-    )
+    many, seconds = (8, 120.0) if kind.startswith("cuda") else (cores(), 30.0)
+    return Setup(out, name, data_dir, kind, workers or many, seconds, compiled, ray_address)
 
 
 def train(configs: list[RunConfig], setup: Setup, engine: str) -> list[Outcome]:
