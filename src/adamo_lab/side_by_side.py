@@ -102,7 +102,7 @@ class Feed:
     def fill(self, epoch: int, readers: Sequence[torch.cuda.Stream]) -> list[Batch]:
         """Bring the batches of an epoch; readers wait for them, and they for the readers."""
         if epoch != self.epoch:
-            fresh = self.task.batches(epoch)
+            fresh = list(self.task.batches(epoch))
             main = torch.cuda.current_stream()
             for reader in readers:
                 main.wait_stream(reader)

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import optimizers as registry
 from .records import FAILED, FINISHED, Record, canonical
-from .verdicts import LEVEL, Summary
+from .verdicts import LEVEL, Summary, welch
 
 OWN_COLUMNS = ("epoch", "train_loss", "lr", "weight_norm", "valid_loss", "seconds_per_epoch")
 SCHEDULES = {
@@ -65,26 +65,24 @@ def best_of(records: Sequence[Record], name: str, key: str) -> list[Record]:
 
 def verdict(names: tuple[str, str], best: tuple[list[Record], list[Record]], key: str) -> str:
     """One sentence: which is better, by how much, how sure, from how many runs."""
-    from scipy.stats import ttest_ind
-
     if lost := [name for name, runs in zip(names, best, strict=True) if not runs]:
         return f"No verdict: {' and '.join(lost)} failed or diverged in every setting."
-    values = [summary(runs, key).values for runs in best]
-    means = [statistics.mean(x) for x in values]
+    a, b = (summary(runs, key) for runs in best)
+    means = [statistics.mean(x.values) for x in (a, b)]
     lrs = [runs[0].config.hyper["lr"] for runs in best]
     rates = [f"{mean:.4g} at lr {lr:g}" for mean, lr in zip(means, lrs, strict=True)]
     what, difference = f"{key.replace('_', ' ')} {' and '.join(rates)}", means[0] - means[1]
-    if min(map(len, values)) < 2:
+    if min(a.n, b.n) < 2:
         word = "lower" if difference < 0 else "higher"
         return (
             f"{names[0]} ended {abs(difference):.2g} {word} than {names[1]} ({what}); with one "
             f"seed nobody knows whether that is chance: give seeds=3 or more."
         )
-    test: Any = ttest_ind(*values, equal_var=False)
+    test = welch(a, b)
     low, high = test.confidence_interval(1 - LEVEL)
     numbers = (
         f"{what}: a difference of {difference:+.2g}, 95 % interval {low:+.2g} to {high:+.2g}, "
-        f"n = {len(values[0])} and {len(values[1])}"
+        f"n = {a.n} and {b.n}"
     )
     if not test.pvalue < LEVEL:  # NaN where nothing varies at all
         return f"No difference found between {names[0]} and {names[1]} ({numbers})."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -66,7 +67,7 @@ class Task(ABC):
         """A small batch for ``adamo_optim.param_groups``."""
 
     @abstractmethod
-    def batches(self, epoch: int) -> Any:
+    def batches(self, epoch: int) -> Iterable[Batch]:
         """An epoch's batches in order, as a list of stacks: every tensor is [steps, batch, ...].
 
         Batches of one size form one stack; a smaller last batch is a stack of its own.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import data
-from ..errors import LabError
+from ..errors import require
 from .language import Language, made_text
 from .transformer import Layer, initialize, norm, rotary
 
@@ -53,8 +53,8 @@ class Text(Language):
 
     def load(self) -> None:
         width, heads, context = (self.options[k] for k in ("width", "heads", "context"))
-        if width % (2 * heads):
-            raise LabError(f"width must be a multiple of 2 · heads, got {width} and {heads}")
+        fits = width % (2 * heads) == 0
+        require(fits, f"width must be a multiple of 2 · heads, got {width} and {heads}")
         text = "made" if self.config.synthetic else self.options["text"]
         where = data.folder(self.data_dir) if text == "enwik8" else None
         self.cut(*read(text, where, self.device), EVALUATED // context, AT_ONCE // context)

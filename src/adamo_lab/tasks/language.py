@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import data
-from ..errors import LabError
+from ..errors import LabError, require
 from ..records import Row
 from .base import Batch, Phase, Task, best
 
@@ -112,11 +112,8 @@ class Language(Task):
     final_factor = 0.1
 
     def load(self) -> None:
-        if self.options["width"] % self.options["heads"]:
-            raise LabError(
-                f"width must be a multiple of heads, got {self.options['width']} and "
-                f"{self.options['heads']}"
-            )
+        width, heads = self.options["width"], self.options["heads"]
+        require(width % heads == 0, f"width must be a multiple of heads, got {width} and {heads}")
         where = None if self.config.synthetic else data.folder(self.data_dir)
         self.words = self.options["corpus"] == "wikitext2"
         self.corpus = read(self.options["corpus"], where, self.device)
@@ -125,8 +122,8 @@ class Language(Task):
     def cut(self, train: Tensor, valid: Tensor, evaluated: int, at_once: int) -> None:
         """Take these texts: so many windows to judge by, so many of them in one batch."""
         context = self.options["context"]
-        if min(len(train), len(valid)) <= context:
-            raise LabError(f"context {context} is longer than the text; choose a smaller one")
+        fits = min(len(train), len(valid)) > context
+        require(fits, f"context {context} is longer than the text; choose a smaller one")
         self.train, self.at_once = train, max(1, at_once)
         self.valid = windows(valid, context)[: max(1, evaluated)]
 
@@ -196,11 +193,11 @@ def read(corpus: str, where: Path | None, device: torch.device) -> Corpus:
     return Corpus(vocabulary, torch.tensor(train).to(device), torch.tensor(valid).to(device))
 
 
-def characters(where: Path | None) -> tuple[list[str], list[str]]:
+def shakespeare(where: Path | None) -> tuple[list[str], list[str]]:
     return divided(list(data.shakespeare(where)) if where else made_text(list(ascii_lowercase)))
 
 
-def words(where: Path | None) -> tuple[list[str], list[str]]:
+def wikitext2(where: Path | None) -> tuple[list[str], list[str]]:
     if where:
         return data.wikitext2("train", where), data.wikitext2("valid", where)
     return divided(made_text([f"w{i}" for i in range(200)]))
@@ -211,7 +208,7 @@ def divided(text: list[str]) -> tuple[list[str], list[str]]:
     return text[:cut], text[cut:]
 
 
-CORPORA = {"shakespeare": characters, "wikitext2": words}
+CORPORA = {"shakespeare": shakespeare, "wikitext2": wikitext2}
 
 
 def made_text(symbols: list[str], length: int = 40_000, choices: int = 4) -> list[str]:
