@@ -118,7 +118,7 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert data.folder(None) == tmp_path / "mine"
     assert data.folder(tmp_path / "other") == tmp_path / "other"
     with pytest.raises(LabError, match=f"CIFAR-100 is not in {tmp_path / 'mine'}; run `adamo-lab"):
-        data.find_cifar100(None)
+        data.find("cifar100", None, "train")
 
 
 @pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x + b"\0", lambda x: b""])
@@ -142,20 +142,15 @@ def test_labels_that_cannot_be(tmp_path: Path, place: int, value: int) -> None:
 # --- archives
 
 
-def test_an_archive_is_unpacked_once_its_checksum_matches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = official_archive()
     (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
     with pytest.raises(LabError, match=r"tar\.gz has the md5 checksum \w{32} in place of 03b5dce"):
-        data.find_cifar100(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-binary.tar.gz"]
+        data.check("cifar100", tmp_path)
     trust(monkeypatch, content)
+    data.check("cifar100", tmp_path)
     check_images(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "cifar-100-binary",
-        "cifar-100-binary.tar.gz",
-    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-binary.tar.gz"]
 
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
@@ -186,23 +181,10 @@ def test_malicious_archives_leave_nothing(
     (where / "cifar-100-binary.tar.gz").write_bytes(content)
     trust(monkeypatch, content)
     with pytest.raises(LabError, match=r"cifar-100-binary\.tar\.gz"):
-        data.find_cifar100(where)
+        data.read_cifar100("train", where)
     assert [p.name for p in where.iterdir()] == ["cifar-100-binary.tar.gz"]
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
     assert not Path("/evil").exists()
-
-
-def test_an_incomplete_folder_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = official_archive()
-    trust(monkeypatch, content)
-    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
-    (tmp_path / "cifar-100-binary").mkdir()
-    (tmp_path / "cifar-100-binary" / "notes").write_text("mine")
-    with pytest.raises(LabError, match="cifar-100-binary is incomplete; delete it"):
-        data.find_cifar100(tmp_path)
-    assert (tmp_path / "cifar-100-binary" / "notes").read_text() == "mine"
 
 
 # --- downloads, from a server on this machine
@@ -263,7 +245,7 @@ def official(site: Site, monkeypatch: pytest.MonkeyPatch) -> bytes:
 def test_download(tmp_path: Path, site: Site, chunked: bool) -> None:
     site.chunked = chunked
     where = tmp_path / "new" / "folder"
-    assert data.download("cifar100", where) == where / "cifar-100-binary"
+    assert data.download("cifar100", where) == where / "cifar-100-binary.tar.gz"
     check_images(where)
     assert not list(where.glob("*.part"))
     data.download("cifar100", where)
@@ -318,22 +300,6 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "open", FullDisk, raising=False)
     with pytest.raises(LabError, match=r"cannot write .*\.part: the disk is full"):
         data.download("cifar100", tmp_path)
-
-
-@pytest.mark.usefixtures("official")
-def test_a_disk_that_is_full_when_unpacking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as during:
-        during.setattr(tarfile.TarFile, "extractall", full)
-        with pytest.raises(LabError, match="the disk is full"):
-            data.download("cifar100", tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["cifar-100-binary.tar.gz"]
-    data.download("cifar100", tmp_path)
-    check_images(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -400,7 +366,7 @@ def test_wikitext2_in_every_form(tmp_path: Path, wiki: str, name: str) -> None:
             data.download("wikitext2", tmp_path)
         valid = name.replace("train", "valid")
         WIKITEXT[name](tmp_path / valid, wiki.encode())
-    assert data.download("wikitext2", tmp_path) == tmp_path
+    assert data.download("wikitext2", tmp_path) == tmp_path / name
 
 
 BROKEN = {
@@ -464,12 +430,12 @@ def test_the_real_texts() -> None:
 def test_the_real_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "IMAGES", {"train": 50_000, "test": 10_000})
     where = REAL
-    if not data.unpacked_cifar100(REAL) and (REAL / "cifar100" / "labels.npz").exists():
+    if (REAL / "cifar100" / "labels.npz").exists():
         where = tmp_path
         command = [sys.executable, str(REAL / "unpack_cifar100"), str(where)]
         subprocess.run(command, check=True, capture_output=True)
     with real_or_skip():
-        data.find_cifar100(where)
+        data.check("cifar100", where)
     for split, each in (("train", 500), ("test", 100)):
         images, labels = data.read_cifar100(split, where)
         assert images.shape == (each * 100, 32, 32, 3)

@@ -128,27 +128,24 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
 
 def test_batches() -> None:
     it = task()
-    ((tokens, following),) = it.batches(0)
-    assert tokens.shape == following.shape == (20, 16, 32)
-    assert tokens.dtype == following.dtype == torch.int64
-    assert torch.equal(tokens[..., 1:], following[..., :-1])
-    text = it.corpus.train.tolist()
+    ((found,),) = it.batches(0)
+    assert (found.shape, found.dtype) == ((20, 16, 33), torch.int64)
+    text = it.train.tolist()
     known = {tuple(text[i : i + 33]) for i in range(len(text) - 32)}
-    for first, last in zip(tokens.flatten(0, 1), following.flatten(0, 1)[:, -1:], strict=True):
-        assert (*first.tolist(), *last.tolist()) in known
+    assert all(tuple(window) in known for window in found.flatten(0, 1).tolist())
 
 
 def test_windows_reach_both_ends_of_the_text() -> None:
     it = task()
-    it.corpus = it.corpus._replace(train=torch.arange(40))  # eight places to start at
-    ((tokens, following),) = it.batches(0)
-    assert tokens[..., 0].unique().tolist() == list(range(8))
-    assert following.max() == 39
+    it.train = torch.arange(40)  # eight places to start at
+    ((found,),) = it.batches(0)
+    assert found[..., 0].unique().tolist() == list(range(8))
+    assert found.max() == 39
 
 
 def test_batches_follow_from_seed_and_epoch() -> None:
     first, other = task(seed=1), task(seed=2)
-    ((tokens, _),) = first.batches(3)
+    ((tokens,),) = first.batches(3)
     assert torch.equal(tokens, task(seed=1).batches(3)[0][0])
     assert not torch.equal(tokens, first.batches(4)[0][0])
     assert not torch.equal(tokens, other.batches(3)[0][0])
@@ -213,8 +210,8 @@ def test_precision(precision: str) -> None:
     model = new_model(it)
     seen: list[torch.dtype] = []
     model.get_submodule("head").register_forward_hook(lambda _, __, out: seen.append(out.dtype))
-    ((tokens, following),) = it.batches(0)
-    loss = it.loss(model, (tokens[0], following[0]), Phase())
+    ((found,),) = it.batches(0)
+    loss = it.loss(model, (found[0],), Phase())
     loss.backward()
     assert seen == [getattr(torch, precision)]
     assert loss.dtype == torch.float32
@@ -335,6 +332,6 @@ def test_the_real_texts(corpus: str, vocabulary: int) -> None:
         raise
     assert len(it.corpus.vocabulary) == vocabulary
     model = new_model(it)
-    ((tokens, following),) = it.batches(0)
-    loss = it.loss(model, (tokens[0], following[0]), Phase())
+    ((found,),) = it.batches(0)
+    loss = it.loss(model, (found[0],), Phase())
     assert loss.item() == pytest.approx(math.log(vocabulary), rel=0.05)

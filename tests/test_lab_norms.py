@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from adamo_lab.engines import Setup, Views, train_safely
+from adamo_lab.engines import Setup, View, train_safely
 from adamo_lab.errors import LabError
-from adamo_lab.norms import WINDOW, Norms
+from adamo_lab.measures import WINDOW, Norms
 from adamo_lab.optimizers import settings
 from adamo_lab.records import FINISHED, RunConfig, load
 from adamo_lab.side_by_side import run_cuda
@@ -149,7 +149,7 @@ def test_the_studies_watch_every_run() -> None:
 def test_a_captured_step_counts_too(tmp_path: Path) -> None:
     captured, plain = (Setup(tmp_path, engine, device="cuda") for engine in ("cuda", "serial"))
     assert train_safely(watched(6), plain, lambda *_: None).status == FINISHED
-    run_cuda([watched(6)], captured, Views())
+    run_cuda([watched(6)], captured, View())
     (a,), (b,) = ([r.result for r in load(setup.file)[0]] for setup in (captured, plain))
     assert a["way_a_step"] == pytest.approx(b["way_a_step"], rel=0.05)
     assert a["radial_share"] == pytest.approx(b["radial_share"], rel=0.05)

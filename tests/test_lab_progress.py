@@ -11,7 +11,7 @@ from rich.console import Console
 
 from adamo_lab import cli, landscape
 from adamo_lab.engines import FINISHED, STOPPED, Outcome, Setup
-from adamo_lab.progress import Bars, Lines, titles
+from adamo_lab.progress import Display, titles
 from adamo_lab.records import Record, RunConfig
 from adamo_lab.studies import STUDIES, Request
 
@@ -22,20 +22,20 @@ def config(
     return RunConfig(task, optimizer, seed, 5, {"lr": 1e-3, **hyper})
 
 
-@pytest.mark.parametrize("kind", [Bars, Lines])
-def test_a_run_that_diverged_is_not_ticked_off(kind: type) -> None:
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_that_diverged_is_not_ticked_off(terminal: bool) -> None:
     text = io.StringIO()
-    console = Console(file=text, width=120)
+    console = Console(file=text, width=120, force_terminal=terminal, color_system=None)
     bad, good = config(), config(task="language")
-    with kind(console, 2) if kind is Bars else kind(console) as view:
+    with Display(console, [bad, good]) as view:
         for one, loss in ((bad, None), (good, 0.5)):
             view.started(one)
             view.progressed(one, 1, {"epoch": 1, "train_loss": 1.5})
             view.progressed(one, 2, {"epoch": 2, "train_loss": loss, "valid_loss": None})
             view.ended(Outcome(one, FINISHED))
-    lines = text.getvalue().splitlines()
-    assert "! digits, AdamW, seed 0: diverged at epoch 2" in [line.strip() for line in lines]
-    assert "✓ language, AdamW, seed 0: train loss 0.5" in [line.strip() for line in lines]
+    assert "! digits, AdamW, seed 0: diverged at epoch 2" in text.getvalue()
+    assert "✓ language, AdamW, seed 0: train loss 0.5" in text.getvalue()
+    assert ("digits, AdamW, seed 0: started" in text.getvalue()) is not terminal
 
 
 def test_what_varies_is_named() -> None:
@@ -71,7 +71,7 @@ def test_a_landscape_tells_how_far_it_is(
 
 
 def test_stopped_runs_do_not_fill_the_bar() -> None:
-    bars = Bars(Console(quiet=True), total=2)
+    shown = Display(Console(quiet=True), [config(), config(seed=1)])
     for status in (FINISHED, STOPPED):
-        bars.ended(Outcome(config(), status))
-    assert bars.progress.tasks[0].completed == 1
+        shown.ended(Outcome(config(), status))
+    assert shown.progress.tasks[0].completed == 1

@@ -343,7 +343,7 @@ def test_a_third_of_the_pairs_is_trained_on_and_the_rest_tested() -> None:
     assert whole[0].shape == (5, 512, 2)
     assert rest[0].shape == (1, 2823 - 5 * 512, 2)
     seen = {tuple(pair) for stack in (whole, rest) for pair in stack[0].view(-1, 2).tolist()}
-    tested = {tuple(pair) for pair in task.pairs[task.test].tolist()}  # type: ignore[attr-defined]
+    tested = {tuple(pair) for pair in task.test[0].tolist()}  # type: ignore[attr-defined]
     assert len(seen) == 2823
     assert not seen & tested
     assert len(seen | tested) == 97 * 97

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from adamo_lab import compare, yours
-from adamo_lab.engines import Views
+from adamo_lab.engines import View
 from adamo_lab.errors import LabError
 from adamo_lab.records import FAILED, FINISHED, Record, RunConfig, load_all
 from adamo_lab.train import new_model
@@ -83,7 +83,7 @@ LOADERS = {
 CONSTANT = [(X[:32], Y[:32]), (X[32:], Y[32:])]
 
 
-class Watch(Views):
+class Watch(View):
     """Calls a function after every epoch."""
 
     def __init__(self, see: Callable[[Any, int], Any]) -> None:

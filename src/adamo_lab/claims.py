@@ -11,32 +11,28 @@ from .verdicts import LEVEL, OPEN, Summary, Values, Verdict, judge
 
 
 def verdicts(group: Group) -> list[Verdict]:
-    assert group.study is not None
-    return [decide(claim, group) for claim in group.study.claims]
+    return [decide(claim, group) for claim in group.study.claims] if group.study else []
 
 
 def decide(claim: Claim, group: Group) -> Verdict:
-    better = metric_of(claim, group).higher_is_better
     first, second = (side(claim, name, group) for name in (claim.first, claim.second))
-    begun = {line.name for line in group.lines}
+    begun, n = {line.name for line in group.lines}, (len(first), len(second))
     if claim.metric in GRID_METRICS and (
         (not first and claim.first in begun) or (not second and claim.second in begun)
     ):
-        reason = "no seed has run all settings of both heat maps yet"
-        return Verdict(claim, OPEN, reason, (len(first), len(second)))
+        return Verdict(claim, OPEN, "no seed has run all settings of both heat maps yet", n)
     if (first or second) and not measured(claim, group):
-        return Verdict(claim, OPEN, "not measured in these runs", (len(first), len(second)))
-    return judge(claim, first, second, better)
+        return Verdict(claim, OPEN, "not measured in these runs", n)
+    return judge(claim, first, second, metric_of(claim, group).higher_is_better)
 
 
 def measured(claim: Claim, group: Group) -> bool:
     """Could runs of both sides have got there? Where SWA is off, say, none has."""
-    if claim.metric in GRID_METRICS:
-        return True
+    key = claim.metric
     for name in (claim.first, claim.second):
         runs = [run for line in group.lines if line.name == name for run in line.runs]
-        told = (claim.metric in r.result or value(r, claim.metric) is not None for r in runs)
-        if runs and not any(told):
+        told = any(key in r.result or value(r, key) is not None for r in runs)
+        if runs and not told and key not in GRID_METRICS:
             return False
     return True
 
@@ -45,8 +41,7 @@ def side(claim: Claim, name: str, group: Group) -> Values:
     """One value a run, or for a claim about heat maps one a seed."""
     if claim.metric in GRID_METRICS:
         return grid_values(group, name, claim.metric)
-    lines = (x for x in group.lines if x.name == name)
-    return [v for x in lines for v in x.values(claim.metric)]
+    return [v for x in group.lines if x.name == name for v in x.values(claim.metric)]
 
 
 def metric_of(claim: Claim, group: Group) -> Metric:

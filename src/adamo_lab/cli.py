@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .bench.command import bench
-from .errors import LabError
+from .errors import LabError, require
 from .words import configs_of, pairs, parse_list, parse_seeds, split_pair
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ Workers = Annotated[
     int, typer.Option(min=0, help="Runs at a time. 0: one per core, or 8 on a GPU.")
 ]
 Seeds = Annotated[str, typer.Option(help="How many (3), or which (0,1,2 or 5-9).")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Default: the task's.")]
 Scale = Annotated[float, typer.Option(help="0.1 runs a tenth of every run's epochs.")]
 Synthetic = Annotated[bool, typer.Option(help="Use small made-up data, and say so everywhere.")]
 Compile = Annotated[bool, typer.Option(help="On a GPU: compile the loss, once a task.")]
@@ -51,6 +51,8 @@ Optimizers = Annotated[
 Options = Annotated[
     list[str], typer.Option("--option", help="Of the task, as name=value; may be given again.")
 ]
+NETWORKS = "resnet18 (the default), gpt-124m, gpt-350m, gpt-1.3b, 200-small."
+PEERS = "adamp, pytorch_optimizer, schedulefree (these three are the default), heavyball, torchao."
 
 
 def told_version(asked: bool) -> None:
@@ -88,7 +90,7 @@ def run(
     task: Annotated[str, typer.Argument(help="A task, as `adamo-lab list` shows them.")],
     optimizer: Optimizers = ["adamw", "adamo", "angular"],  # noqa: B006
     seeds: Seeds = "1",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the task's.")] = None,
+    epochs: Epochs = None,
     set_: Annotated[
         list[str], typer.Option("--set", help="Of the optimizers, as name=value; again for more.")
     ] = [],  # noqa: B006
@@ -139,13 +141,12 @@ def study(
     from .studies import study as find
 
     chosen = find(name)
-    if not 0 < scale <= 1:
-        raise LabError(f"--scale must be above 0 and at most 1, got {scale:g}")
+    require(0 < scale <= 1, f"--scale must be above 0 and at most 1, got {scale:g}")
     numbers = parse_seeds(seeds) if seeds else chosen.seeds
     configs = chosen.configs(Request(numbers, scale, synthetic, pairs(option)))
     rows = dict.fromkeys(config.optimizer for config in configs)
-    for unknown in (row for row in optimizer if row not in rows):
-        raise LabError(f"{name} has no row {unknown!r}; it has {', '.join(rows)}")
+    for row in optimizer:
+        require(row in rows, f"{name} has no row {row!r}; it has {', '.join(rows)}")
     configs = [c for c in configs if not optimizer or c.optimizer in optimizer]
     setup = make_setup(out, name, data_dir, device, workers, ray_address, compile)
     outcomes = train(configs, setup, engine)
@@ -159,7 +160,7 @@ def sweep(
     grid: Annotated[list[str], typer.Option(help="name=value,value,…; the product of all is run.")],
     optimizer: Optimizers = ["adamw"],  # noqa: B006
     seeds: Seeds = "1",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the task's.")] = None,
+    epochs: Epochs = None,
     option: Options = [],  # noqa: B006
     out: Out = Path("lab-output"),
     data_dir: DataDir = None,
@@ -213,7 +214,23 @@ def data(
     print(download(name, data_dir))
 
 
-app.command()(bench)
+@app.command()
+def bench(
+    networks: Annotated[list[str], typer.Argument(help=NETWORKS)] = [],  # noqa: B006
+    train: Annotated[bool, typer.Option("--train", help="Whole training steps instead.")] = False,
+    peer: Annotated[list[str], typer.Option(help=PEERS)] = [],  # noqa: B006
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if any.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Of every optimizer in a pass.")] = 3,
+    passes: Annotated[int, typer.Option(min=1, help="Over all networks.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder of the record.")] = Path("bench-output"),
+) -> None:
+    """Time both optimizers beside AdamW and others on this machine: a table, and JSON.
+
+    Example: adamo-lab bench resnet18 200-small --peer schedulefree
+    """
+    from .bench.measure import measure
+
+    measure(networks, train, peer, device, rounds, passes, out)
 
 
 @app.command()
@@ -230,7 +247,7 @@ def demo(
 
     started = time.monotonic()
     # a quick look does not mix with the demo
-    setup = make_setup(out / "quick" if quick else out, "demo", None, "cpu", workers, None)
+    setup = make_setup(out / "quick" if quick else out, "demo", None, "cpu", workers)
     outcomes = train(demo_runs(quick), setup, "processes")
     if ended_well(outcomes):
         write_page(setup)
@@ -259,24 +276,15 @@ def make_setup(
     data_dir: Path | None,
     device: str,
     workers: int,
-    ray_address: str | None,
+    ray_address: str | None = None,
     compiled: bool = True,
 ) -> Setup:
     from .engines import Setup, resolve_device
     from .processes import cores
 
     kind = str(resolve_device(device))
-    on_gpu = kind.startswith("cuda")
-    return Setup(
-        out=out,
-        name=name,
-        data_dir=data_dir,
-        device=kind,
-        workers=workers or (8 if on_gpu else cores()),
-        checkpoint_seconds=120.0 if on_gpu else 30.0,
-        ray_address=ray_address,
-        compile=compiled,
-    )
+    many, seconds = (8, 120.0) if kind.startswith("cuda") else (cores(), 30.0)
+    return Setup(out, name, data_dir, kind, workers or many, seconds, compiled, ray_address)
 
 
 def train(configs: list[RunConfig], setup: Setup, engine: str) -> list[Outcome]:
@@ -284,7 +292,7 @@ def train(configs: list[RunConfig], setup: Setup, engine: str) -> list[Outcome]:
     from rich.console import Console
 
     from .engines import run_all
-    from .progress import display
+    from .progress import Display
 
     console = Console()
     if any(config.synthetic for config in configs):
@@ -298,7 +306,7 @@ def train(configs: list[RunConfig], setup: Setup, engine: str) -> list[Outcome]:
         console.print(f"[red]✗[/] {sum(o.error == said for o in without)} runs left out: {said}")
     left_out = {outcome.config.id for outcome in without}
     configs = [config for config in configs if config.id not in left_out]
-    with display(console, configs) as shown:
+    with Display(console, configs) as shown:
         return [*run_all(configs, setup, engine, shown), *without]
 
 

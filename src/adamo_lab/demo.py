@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .records import FINISHED, Record, RunConfig, load
 from .words import configs_of
@@ -18,38 +18,24 @@ if TYPE_CHECKING:
 QUICK = 0.02  # of every run's length
 SUMS_EPOCHS, TEXT_ROUNDS, SPIRALS_EPOCHS = 2500, 80, 500
 LRS = (1e-3, 2e-3, 4e-3, 8e-3)
-TEXT = {
-    "text": "topics",
-    "layers": 1,
-    "heads": 2,
-    "width": 64,
-    "context": 32,
-    "batch": 32,
-    "precision": "float32",
-}
+TEXT = {"text": "topics", "layers": 1, "heads": 2, "width": 64, "context": 32, "batch": 32}
 TITLE = "AdamW, AdamO and AngularAdamW, side by side"
 
 
 def demo_runs(quick: bool = False) -> list[RunConfig]:
     """About three minutes on two cores; the long runs first, so that no core idles at the end."""
-    scale = QUICK if quick else 1.0
-
-    def runs(
-        task: str,
-        names: Sequence[str],
-        seed: int,
-        epochs: int,
-        options: dict[str, Any],
-        **lr: float,
-    ) -> list[RunConfig]:
+    scale, text = QUICK if quick else 1.0, {**TEXT, "precision": "float32"}
+    made = []
+    for task, other, seed, epochs, options, changes in (
+        ("grokking", "adamo", 1, SUMS_EPOCHS, {}, [{}]),
+        ("gpt", "angular", 0, TEXT_ROUNDS, text, [{"lr": lr} for lr in LRS]),
+        ("toy2d", "adamo", 0, SPIRALS_EPOCHS, {}, [{}]),
+    ):
         length = max(2, round(epochs * scale))
-        return configs_of(task, names, [seed], length, [lr], options, synthetic=False)
-
-    return [
-        *runs("grokking", ("adamw", "adamo"), 1, SUMS_EPOCHS, {}),
-        *(c for lr in LRS for c in runs("gpt", ("adamw", "angular"), 0, TEXT_ROUNDS, TEXT, lr=lr)),
-        *runs("toy2d", ("adamw", "adamo"), 0, SPIRALS_EPOCHS, {}),
-    ]
+        for change in changes:
+            names = ("adamw", other)
+            made += configs_of(task, names, [seed], length, [change], options, synthetic=False)
+    return made
 
 
 def write_page(setup: Setup) -> Path:
@@ -58,13 +44,9 @@ def write_page(setup: Setup) -> Path:
 
     records = [record for record in load(setup.file)[0] if record.status == FINISHED]
     told = {task: tell(records) for task, tell in STORIES.items()}
-    cover = Cover(
-        title=TITLE,
-        lead=" ".join(
-            [*told.values(), "One run each: enough to see how they differ, not to decide."]
-        ),
-        stories={task: (TITLES[task], f"{told[task]} {BACKGROUND[task]}") for task in STORIES},
-    )
+    lead = [*told.values(), "One run each: enough to see how they differ, not to decide."]
+    stories = {task: (TITLES[task], f"{told[task]} {BACKGROUND[task]}") for task in STORIES}
+    cover = Cover(TITLE, " ".join(lead), stories)
     page = write_report(setup.out, setup.out / "report", cover)
     print("", *told.values(), f"The page: {page}", sep="\n")
     return page

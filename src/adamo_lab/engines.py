@@ -13,21 +13,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .disk import Busy, locked
 from .errors import LabError
-from .records import (
-    FAILED,
-    FINISHED,
-    SUFFIX,
-    Record,
-    Row,
-    RunConfig,
-    find,
-    load_all,
-    save,
-)
+from .records import FAILED, FINISHED, SUFFIX, Record, Row, RunConfig, find, load_all, save
 from .studies import STUDIES
 
 if TYPE_CHECKING:
@@ -55,6 +45,7 @@ class Setup:
     checkpoint_seconds: float = 30.0
     compile: bool = True  # on a GPU
     ray_address: str | None = None
+    make: Callable[..., Any] | None = None  # of a task, if not by its name: a user's model
 
     @property
     def file(self) -> Path:
@@ -102,33 +93,14 @@ class Outcome:
     error: str = ""
 
 
-class View(Protocol):
-    """Whoever watches: a progress display, TensorBoard, a test."""
+class View:
+    """Whoever watches: a progress display, TensorBoard, a test. This one looks away."""
 
     def started(self, config: RunConfig) -> None: ...
 
     def progressed(self, config: RunConfig, epoch: int, row: Row) -> None: ...
 
     def ended(self, outcome: Outcome) -> None: ...
-
-
-class Views:
-    """Several views as one."""
-
-    def __init__(self, views: Iterable[View] = ()) -> None:
-        self.views = list(views)
-
-    def started(self, config: RunConfig) -> None:
-        for view in self.views:
-            view.started(config)
-
-    def progressed(self, config: RunConfig, epoch: int, row: Row) -> None:
-        for view in self.views:
-            view.progressed(config, epoch, row)
-
-    def ended(self, outcome: Outcome) -> None:
-        for view in self.views:
-            view.ended(outcome)
 
 
 ENGINES = ("auto", "serial", "processes", "cuda", "ray")
@@ -139,26 +111,22 @@ def run_all(
     configs: Iterable[RunConfig], setup: Setup, engine: str = "auto", view: View | None = None
 ) -> list[Outcome]:
     """Train what has not been trained yet; one outcome for every config, in order."""
-    view = view or Views()
-    unique = list({config.id: config for config in configs}.values())
+    view = view or View()
+    unique = {config.id: config for config in configs}
     records, problems = load_all(setup.out)
     for problem in problems:
         logger.warning(problem)
-    finished = (r for r in records if r.status == FINISHED)
+    finished = (r for r in records if r.status == FINISHED and r.id in unique)
     known = {r.id: r for r in sorted(finished, key=lambda r: r.study == setup.name)}
-    outcomes = {}
-    for config in unique:
-        record = known.get(config.id)
-        if record is not None:
-            if record.study != setup.name:  # a study's file holds all of its runs
-                setup.keep(record)
-            outcomes[config.id] = Outcome(config, KNOWN)
-            view.ended(outcomes[config.id])
-    todo = [config for config in unique if config.id not in outcomes]
+    outcomes = {id: Outcome(config, KNOWN) for id, config in unique.items() if id in known}
+    for id, outcome in outcomes.items():
+        if known[id].study != setup.name:  # a study's file holds all of its runs
+            setup.keep(known[id])
+        view.ended(outcome)
+    todo = [config for id, config in unique.items() if id not in outcomes]
     if todo:
-        for outcome in pick(engine, setup)(todo, setup, view):
-            outcomes[outcome.config.id] = outcome
-    return [outcomes[config.id] for config in unique]
+        outcomes |= {o.config.id: o for o in pick(engine, setup)(todo, setup, view)}
+    return [outcomes[id] for id in unique]
 
 
 def pick(name: str, setup: Setup) -> Engine:
@@ -199,7 +167,7 @@ def run_serial(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[O
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask for a stop at the end of the epoch; a second Ctrl-C does not wait."""
-    asked: list[int] = []
+    asked: list[int] = getattr(signal.getsignal(signal.SIGTERM), "asked", [])  # of a caller, too
 
     def ask(number: int, frame: Any) -> None:
         if asked and number == signal.SIGINT:
@@ -209,6 +177,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may handle signals
         return
+    ask.asked = asked  # type: ignore[attr-defined]
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: bool(asked)
@@ -235,6 +204,7 @@ def train_safely(
                 folder,
                 device=setup.device,
                 data_dir=setup.data_dir,
+                make=setup.make,
                 progress=progress,
                 stop=stop,
                 checkpoint_seconds=setup.checkpoint_seconds,

@@ -12,6 +12,12 @@ class LabError(Exception):
     """What went wrong and what to do about it, in one sentence."""
 
 
+def require(fine: object, sentence: str) -> None:
+    """Refuse what is not fine."""
+    if not fine:
+        raise LabError(sentence)
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Name the file and the cause when it cannot be written."""

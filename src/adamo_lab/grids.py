@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +37,7 @@ class Grid:
 
     @property
     def best(self) -> float:
-        return float((np.nanmax if self.metric.higher_is_better else np.nanmin)(self.values))
+        return self.metric.better(self.values[~np.isnan(self.values)].tolist())
 
     @property
     def good(self) -> np.ndarray:
@@ -87,9 +85,9 @@ class Grid:
 
     @property
     def best_setting(self) -> str:
-        i, j = np.argwhere(self.values == self.best)[0]
-        rows, columns = self.ticks
-        return f"{self.axes[0]} {show(rows[i])}, {self.axes[1]} {show(columns[j])}"
+        at = np.argwhere(self.values == self.best)[0]
+        named = zip(self.axes, self.ticks, at, strict=True)
+        return ", ".join(f"{axis} {show(ticks[i])}" for axis, ticks, i in named)
 
 
 def grids(group: Group) -> list[Grid]:
@@ -102,39 +100,27 @@ def grids(group: Group) -> list[Grid]:
 
 def grid(group: Group, name: str, seed: int | None = None) -> Grid | None:
     """A row's settings with the runs of all seeds or of one; None if it has no runs."""
-    study, metric = group.study, columns_of(group)[0].metric
+    study, metric = group.study, columns_of(group)[0]
     assert study is not None
     wanted = [a.hyper for runs in study.runs for a in runs.arms if a.name == name]
     first, second = sorted(telling(wanted), key=list(wanted[0]).index)
-    lines = {
-        place(x.hyper, (first, second)): x
-        for x in group.lines
-        if x.name == name and study.arm(x.runs[0].config)
-    }
-    if not lines:
+    mine = [x for x in group.lines if x.name == name and study.arm(x.runs[0].config)]
+    if not mine:
         return None
+    runs = {(float(x.hyper[first]), float(x.hyper[second])): x.runs for x in mine}
     rows, columns = (sorted({float(hyper[axis]) for hyper in wanted}) for axis in (first, second))
 
     def cell(at: tuple[float, float]) -> Summary:
-        runs = lines[at].runs if at in lines else []
-        chosen = [run for run in runs if seed in (None, run.config.seed)]
+        chosen = [run for run in runs.get(at, ()) if seed in (None, run.config.seed)]
         return Summary.of([value(run, metric.key) for run in chosen])
 
     cells = [[cell((r, c)) for c in columns] for r in rows]
-    seeds = {seed for x in lines.values() for seed in x.seeds} if seed is None else {seed}
-    line = next(iter(lines.values()))
-    return Grid(line, (first, second), (rows, columns), cells, len(seeds), metric)
-
-
-def place(hyper: Mapping[str, Any], axes: tuple[str, str]) -> tuple[float, float]:
-    return float(hyper[axes[0]]), float(hyper[axes[1]])
+    seeds = {seed for x in mine for seed in x.seeds} if seed is None else {seed}
+    return Grid(mine[0], (first, second), (rows, columns), cells, len(seeds), metric)
 
 
 def grid_values(group: Group, name: str, key: str) -> list[float | None]:
     """A share of the settings, for every seed that has run all; one that diverged is not good."""
     seeds = sorted({s for x in group.lines if x.name == name for s in x.seeds})
-    found = (grid(group, name, seed) for seed in seeds)
-    complete = [one for one in found if one is not None and one.complete]
-    return [
-        (int(one.good.sum()) if key == "near_share" else one.region) / one.count for one in complete
-    ]
+    complete = [g for seed in seeds if (g := grid(group, name, seed)) and g.complete]
+    return [(int(g.good.sum()) if key == "near_share" else g.region) / g.count for g in complete]

@@ -7,7 +7,7 @@ task's options never share a table; runs that differ in their seed alone share a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,7 +181,7 @@ def lightened(colour: str, share: float) -> str:
     return "#" + "".join(f"{round(part + (255 - part) * share):02X}" for part in parts)
 
 
-def telling(dicts: list[Mapping[str, Any]]) -> list[str]:
+def telling(dicts: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys in which these differ."""
     return sorted(key for key in {k for d in dicts for k in d} if differs(key, dicts))
 

@@ -1,28 +1,26 @@
 """The training loss in the plane that holds most of the paths of several runs; figure 2.
 
 The plane goes through the mean of all weight snapshots, along their first two principal directions.
-Nothing imports torch before it is needed.
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from . import environment
+from .engines import Setup
 from .errors import LabError
-from .records import FINISHED, Record, Row, RunConfig, canonical, find
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from .engines import Setup
-    from .tasks.base import Batch, Task
+from .measures import rounded
+from .records import FINISHED, Record, RunConfig, find
+from .tasks.base import Batch, Phase, Task
+from .train import SNAPSHOTS, make_task, new_model
 
 MARGIN = 0.15  # of the paths' extent, on each side
 EXAMPLES = 5000  # the loss is the mean over the first batches that hold this many
@@ -32,52 +30,20 @@ FLAT = 1e-10  # the second direction's variance over the first's below which the
 Progress = Callable[[int, int], None]  # points of the grid done, and of how many
 
 
-@dataclass
-class Trajectory:
-    """A run, and its weights after some of its epochs."""
-
-    config: RunConfig
-    snapshots: list[Tensor]  # [weights] each; read from disk when they are touched
-
-
-@dataclass
-class Plane:
-    """``mean + x · across + y · up``, and where the snapshots lie in it."""
-
-    mean: Tensor  # [weights], like the two directions
-    across: Tensor
-    up: Tensor
-    coordinates: Tensor  # [snapshots, 2]
-    explained: tuple[float, float]  # shares of the snapshots' variance
-
-
-def gradient_norm_variation(rows: Sequence[Row]) -> float | None:
-    """How much the gradient's norm varies from step to step, relative to its size.
-
-    The coefficient of variation over the steps of an epoch, averaged over the epochs recorded: a
-    pure number, as gradients of scale-invariant weights grow when the weights shrink, and their
-    standard deviation with them. None where no gradient was watched.
-    """
-    pairs = [(row.get("gradient_norm"), row.get("gradient_norm_sd")) for row in rows]
-    ratios = [sd / mean for mean, sd in pairs if mean and sd is not None]
-    return math.fsum(ratios) / len(ratios) if ratios else None
-
-
 def draw_for(configs: Sequence[RunConfig], setup: Setup, progress: Progress) -> Record:
     """The landscape of a study's first seed, kept in its file; then the snapshots go."""
-    from .train import SNAPSHOTS
-
     seed = min(config.seed for config in configs)  # one picture will do
-    runs = {setup.folder(config): config for config in configs if config.seed == seed}
-    if known := find(setup.file, config_of([*in_order(runs).values()], POINTS).id):
+    chosen = sorted((c for c in configs if c.seed == seed), key=lambda c: c.id)
+    if known := find(setup.file, config_of(chosen, POINTS).id):
         return known
+    runs = {setup.folder(config): config for config in chosen}
     for folder, config in runs.items():
         if not (folder / SNAPSHOTS).exists():
             raise LabError(
                 f"the snapshots of {config.id}, which the landscape needs, are gone; delete "
                 f"{setup.file} to train it again"
             )
-    record = landscape(runs, data_dir=setup.data_dir, device=setup.device, progress=progress)
+    record = landscape(runs, setup.data_dir, torch.device(setup.device), POINTS, progress)
     setup.keep(record)
     for config in configs:
         with setup.holding(config) as folder:
@@ -85,105 +51,50 @@ def draw_for(configs: Sequence[RunConfig], setup: Setup, progress: Progress) -> 
     return record
 
 
+def config_of(runs: Sequence[RunConfig], points: int) -> RunConfig:
+    """A landscape is a record of its own, and names its runs."""
+    first, ids = runs[0], [run.id for run in runs]
+    options = {"runs": ids, "of": first.task, "points": points}
+    options |= {"margin": MARGIN, "examples": EXAMPLES}
+    what = ("landscape", "all", first.seed, first.epochs)
+    return RunConfig(*what, {}, options, first.scale, first.synthetic)
+
+
 def landscape(
     runs: Mapping[Path, RunConfig],
-    *,
-    data_dir: Path | None = None,
-    device: torch.device | str = "cpu",
-    points: int = POINTS,
-    progress: Progress | None = None,
-) -> Record:
-    """The landscape of the runs of one seed, as a record of its own.
-
-    Args:
-        runs: finished runs with ``snapshots=True``, by the folders in which these lie; they differ
-            in their optimizer only.
-        data_dir: of the task.
-        device: where the loss is evaluated.
-        points: of the grid, in each direction.
-        progress: called after every point with their number and the total.
-    """
-    if points < 2:
-        raise LabError(f"points must be at least 2, got {points}")
-    chosen = in_order(runs)
-    config = config_of([*chosen.values()], points)
-    paths = [Trajectory(own, read_snapshots(place)) for place, own in chosen.items()]
-    return evaluate(config, paths, data_dir, device, points, progress)
-
-
-def evaluate(
-    config: RunConfig,
-    runs: list[Trajectory],
     data_dir: Path | None,
-    device: torch.device | str,
+    device: torch.device,
     points: int,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Record:
-    from . import environment
-    from .engines import resolve_device
-    from .measures import rounded
-    from .train import make_task, new_model
-
+    """Of finished runs with ``snapshots=True`` that differ in their optimizer only, by folder."""
     started = time.monotonic()
-    task = make_task(runs[0].config, resolve_device(str(device)), data_dir)
-    plane = plane_of([w for run in runs for w in run.snapshots], task.device)
-    xs, ys = (axis_of(coordinate, points) for coordinate in plane.coordinates.unbind(1))
-    loss = losses(new_model(task), task, plane, xs, ys, progress)
-    paths = plane.coordinates.split([len(run.snapshots) for run in runs])
+    configs = list(runs.values())
+    config, task = config_of(configs, points), make_task(configs[0], device, data_dir)
+    paths = [read_snapshots(folder) for folder in runs]
+    mean, directions, coordinates, shares = plane_of([w for path in paths for w in path], device)
+    xs, ys = (axis_of(coordinate, points) for coordinate in coordinates.unbind(1))
+    loss = torch.empty(points, points, dtype=torch.float64)
+    for done, found in enumerate(losses(task, mean, directions, xs, ys)):
+        loss.view(-1)[done] = found
+        progress(done + 1, loss.numel())
+    split = coordinates.split([len(path) for path in paths])
+    arrays = {"loss": loss, "xs": xs, "ys": ys}
+    arrays |= {f"path_{c.optimizer}": path for c, path in zip(configs, split, strict=True)}
     return Record(
         config=config,
         status=FINISHED,
-        result={"explained_variance": list(plane.explained), "runs": config.options["runs"]},
-        environment=environment.describe(task.device, time.monotonic() - started),
-        arrays={
-            "loss": rounded(loss.tolist()),
-            "xs": rounded(xs.tolist()),
-            "ys": rounded(ys.tolist()),
-            **{
-                f"path_{run.config.optimizer}": rounded(path.tolist())
-                for run, path in zip(runs, paths, strict=True)
-            },
-        },
+        result={"explained_variance": shares, "runs": config.options["runs"]},
+        environment=environment.describe(device, time.monotonic() - started),
+        arrays={name: rounded(x.tolist()) for name, x in arrays.items()},
     )
 
 
-# --- the runs
-
-
-def in_order(runs: Mapping[Path, RunConfig]) -> dict[Path, RunConfig]:
-    """The runs by their folders, in an order that does not depend on the caller's."""
-    if not runs:
-        raise LabError("a landscape needs at least one run, got none; give the folders of runs")
-    first = next(iter(runs.values()))
-    for folder, config in runs.items():
-        if shared(config) != shared(first):
-            raise LabError(f"{folder} differs from the first run in more than its optimizer")
-    names = [config.optimizer for config in runs.values()]
-    if len({*names}) < len(names):
-        raise LabError(f"a landscape takes one run of each optimizer, got {', '.join(names)}")
-    return dict(sorted(runs.items(), key=lambda item: item[1].id))
-
-
-def shared(config: RunConfig) -> str:
-    """What runs in one plane must have in common: all but the optimizer."""
-    same = (config.task, config.seed, config.epochs, config.options, config.scale, config.synthetic)
-    return canonical(same)
-
-
 def read_snapshots(folder: Path) -> list[Tensor]:
-    """A run's weights in the order of its epochs, up to where they cease to be finite."""
-    import torch
-
-    from .train import SNAPSHOTS
-
+    """A run's weights [weights] in the order of its epochs, up to where they cease to be finite."""
     path: list[Tensor] = []
     for file in sorted((folder / SNAPSHOTS).glob("*.pt")):
-        try:
-            weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:
-            raise LabError(
-                f"{file} cannot be read ({error}); delete the folder of its run"
-            ) from error
+        weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         if not weights.isfinite().all():
             break
         path.append(weights)
@@ -192,35 +103,10 @@ def read_snapshots(folder: Path) -> list[Tensor]:
     return path
 
 
-def config_of(runs: Sequence[RunConfig], points: int) -> RunConfig:
-    first = runs[0]
-    return RunConfig(
-        task="landscape",
-        optimizer="all",
-        seed=first.seed,
-        epochs=first.epochs,
-        hyper={},
-        options={
-            "runs": [run.id for run in runs],
-            "of": first.task,
-            "points": points,
-            "margin": MARGIN,
-            "examples": EXAMPLES,
-        },
-        scale=first.scale,
-        synthetic=first.synthetic,
-    )
-
-
-# --- the plane
-
-
-def plane_of(snapshots: Sequence[Tensor], device: torch.device) -> Plane:
-    """The first two principal directions of the snapshots."""
-    import torch
-
-    if len({len(weights) for weights in snapshots}) > 1:
-        raise LabError("the runs' models differ in size; one plane needs one model")
+def plane_of(
+    snapshots: Sequence[Tensor], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+    """Mean [weights], two directions [2, weights], coordinates [snapshots, 2], variance shares."""
     rows = torch.stack([*snapshots]).to(device).double()  # [snapshots, weights]
     mean = rows.mean(0)
     left, values, directions = torch.linalg.svd(rows - mean, full_matrices=False)
@@ -228,78 +114,49 @@ def plane_of(snapshots: Sequence[Tensor], device: torch.device) -> Plane:
         raise LabError("the snapshots lie on one line, which makes no plane; train for more epochs")
     # a direction has no sign: let the snapshot that is farthest out lie on its positive side
     signs = left[:, :2].gather(0, left[:, :2].abs().argmax(0, keepdim=True)).sign()
-    across, up = (signs.T * directions[:2]).float()
-    first, second = (values.square() / values.square().sum())[:2].tolist()
+    shares = (values.square() / values.square().sum())[:2].tolist()
     coordinates = (signs * left[:, :2] * values[:2]).cpu()
-    return Plane(mean.float(), across, up, coordinates, (first, second))
+    return mean.float(), (signs.T * directions[:2]).float(), coordinates, shares
 
 
 def axis_of(coordinate: Tensor, points: int) -> Tensor:
-    import torch
-
     low, high = coordinate.min().item(), coordinate.max().item()
     margin = MARGIN * (high - low)
     return torch.linspace(low - margin, high + margin, points, dtype=torch.float64)
 
 
-# --- the loss
-
-
+@torch.no_grad()
 def losses(
-    model: nn.Module, task: Task, plane: Plane, xs: Tensor, ys: Tensor, progress: Progress | None
-) -> Tensor:
-    """The mean training loss at every point, [ys, xs]."""
-    import torch
-
-    batches = evaluation_batches(task)
+    task: Task, mean: Tensor, directions: Tensor, xs: Tensor, ys: Tensor
+) -> Iterator[Tensor]:
+    """The mean training loss at every point, row by row."""
+    batches, model = evaluation_batches(task), new_model(task)
     freeze(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    expected = sum(p.numel() for p in parameters)
-    if expected != len(plane.mean):
-        raise LabError(f"the model has {expected} weights, the snapshots {len(plane.mean)}")
-    found = torch.empty(len(ys), len(xs), dtype=torch.float64, device=task.device)
-    with torch.no_grad():
-        for row, y in enumerate(ys.tolist()):
-            for column, x in enumerate(xs.tolist()):
-                weights = plane.mean + x * plane.across + y * plane.up
-                set_weights(parameters, weights)
-                found[row, column] = mean_loss(model, task, batches)
-                if progress:
-                    progress(row * len(xs) + column + 1, found.numel())
-    return found.cpu()
+    across, up = directions
+    examples = sum(len(batch[0]) for batch in batches)
+    for y in ys.tolist():
+        for x in xs.tolist():
+            parts = (mean + x * across + y * up).split([p.numel() for p in parameters])
+            for p, part in zip(parameters, parts, strict=True):
+                p.copy_(part.view_as(p))
+            sums = (task.loss(model, b, Phase()).double() * len(b[0]) for b in batches)
+            yield torch.stack([*sums]).sum() / examples
 
 
 def evaluation_batches(task: Task) -> list[Batch]:
     """The first batches of the first epoch: the same at every point, on any day."""
     chosen: list[Batch] = []
-    examples = 0
     for stack in task.batches(0):
         for batch in zip(*stack, strict=True):
-            if examples < EXAMPLES:
+            if sum(len(b[0]) for b in chosen) < EXAMPLES:
                 chosen.append(batch)
-                examples += len(batch[0])
     return chosen
 
 
 def freeze(model: nn.Module) -> None:
     """No dropout, but BatchNorm with the batch's own statistics: any point has the right ones."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
     model.eval()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.train()
-
-
-def set_weights(parameters: Sequence[Tensor], flat: Tensor) -> None:
-    parts = flat.split([p.numel() for p in parameters])
-    for p, part in zip(parameters, parts, strict=True):
-        p.copy_(part.view_as(p))
-
-
-def mean_loss(model: nn.Module, task: Task, batches: Sequence[Batch]) -> Tensor:
-    from .tasks.base import Phase
-
-    examples = sum(len(batch[0]) for batch in batches)
-    total = sum(task.loss(model, batch, Phase()).double() * len(batch[0]) for batch in batches)
-    return total / examples  # type: ignore[return-value]  # there is at least one batch

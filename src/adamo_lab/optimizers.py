@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import environment
-from .errors import LabError
+from .errors import LabError, require
+from .records import is_number
 
 if TYPE_CHECKING:
     import torch
@@ -176,11 +177,6 @@ def build(
     return optimizer, [str(w.message) for w in caught]
 
 
-def fusible(model: nn.Module) -> bool:
-    """torch's fused kernels know no complex numbers."""
-    return not any(p.is_complex() for p in model.parameters())
-
-
 def make(
     what: Entry, model: nn.Module, example: Any, arguments: Hyper, graph: bool
 ) -> torch.optim.Optimizer:
@@ -188,24 +184,26 @@ def make(
     from adamo_optim import param_groups
 
     cls: Any = class_of(what.kind)
+    # torch's fused kernels know no complex numbers
+    fused = {"fused": not any(p.is_complex() for p in model.parameters())}
+    captured = {"capturable": graph}
     if what.kind == "muon":
-        if graph:
-            raise LabError("torch's Muon cannot be captured into a CUDA graph; use --engine serial")
-        return cls(model, fused=fusible(model), **arguments)
+        muon = "torch's Muon cannot be captured into a CUDA graph; use --engine serial"
+        require(not graph, muon)
+        return cls(model, **fused, **arguments)
     if what.kind == "adamp":
         return cls(model.parameters(), compiled=graph, **arguments)
     if what.kind == "sgd":
-        return cls(model.parameters(), fused=fusible(model), **arguments)
+        return cls(model.parameters(), **fused, **arguments)
     if what.kind == "adam":  # without decay, unless ``weight_decay`` asks for coupled L2
-        return cls(model.parameters(), fused=fusible(model), capturable=graph, **arguments)
+        return cls(model.parameters(), **fused, **captured, **arguments)
     if what.kind == "adamw":
-        groups = adamw_groups(model, example, arguments)
-        return cls(groups, fused=fusible(model), capturable=graph, **arguments)
+        return cls(adamw_groups(model, example, arguments), **fused, **captured, **arguments)
     slow = environment.slow_backend(next(model.parameters()).device)
     if slow and what.kind == "adamo":
         warnings.warn(slow, stacklevel=1)
     found = param_groups(model, example) if what.rules == "model" else model.named_parameters()
-    return cls(found, capturable=graph, **arguments)
+    return cls(found, **captured, **arguments)
 
 
 def adamw_groups(model: nn.Module, example: Any, arguments: Hyper) -> list[Hyper]:
@@ -213,45 +211,36 @@ def adamw_groups(model: nn.Module, example: Any, arguments: Hyper) -> list[Hyper
 
     ``turning_lr=4`` gives scale-invariant weights four times the learning rate.
     """
+    from adamo_optim import param_groups
+
     groups: list[Hyper] = [{"params": list(model.parameters())}]
     if not arguments.pop(DECAY_VECTORS, True):
         vectors = [p for p in model.parameters() if p.dim() <= 1]
         matrices = [p for p in model.parameters() if p.dim() > 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     if factor := arguments.pop(TURNING_LR, None):
-        groups = with_faster_turns(groups, model, example, factor, arguments["lr"])
+        found = [g for g in param_groups(model, example) if g["rule"] == "scale_invariant"]
+        turning = [p for group in found for _, p in group["params"]]
+        none = f"{TURNING_LR} needs scale-invariant weights, and this model has none"
+        require(turning, none)
+        ids = {*map(id, turning)}
+        groups = [{**g, "params": [p for p in g["params"] if id(p) not in ids]} for g in groups]
+        groups.append({"params": turning, "lr": arguments["lr"] * factor, LR_FACTOR: factor})
     return groups
-
-
-def with_faster_turns(
-    groups: list[Hyper], model: nn.Module, example: Any, factor: float, lr: Any
-) -> list[Hyper]:
-    """The groups without scale-invariant weights, and one of these with a faster rate."""
-    from adamo_optim import param_groups
-
-    found = [group for group in param_groups(model, example) if group["rule"] == "scale_invariant"]
-    turning = [p for group in found for _, p in group["params"]]
-    if not turning:
-        raise LabError(f"{TURNING_LR} needs scale-invariant weights, and this model has none")
-    ids = {id(p) for p in turning}
-    rest = [{**g, "params": [p for p in g["params"] if id(p) not in ids]} for g in groups]
-    return [*rest, {"params": turning, "lr": lr * factor, LR_FACTOR: factor}]
 
 
 def check_own(name: str, hyper: Mapping[str, Any]) -> None:
     """What no optimizer's class checks; the late phase alone reads some of it, hours later."""
-    rate, late = hyper.get("swa_lr", 0.0), hyper.get("late", {})
-    if not isinstance(vectors := hyper.get(DECAY_VECTORS, True), bool):
-        raise LabError(f"{DECAY_VECTORS} must be true or false, got {vectors!r}")
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
-        raise LabError(f"swa_lr must be a number >= 0, got {rate!r}")
-    turning = hyper.get(TURNING_LR, 1.0)
-    if isinstance(turning, bool) or not isinstance(turning, int | float) or turning <= 0:
-        raise LabError(f"{TURNING_LR} must be a number above 0, got {turning!r}")
-    if not isinstance(late, Mapping):
-        raise LabError(f"late must be a dictionary of hyper-parameters, got {late!r}")
-    if unknown := sorted(set(late) - (legal_arguments(name) - {*OWN, DECAY_VECTORS, TURNING_LR})):
-        raise LabError(f"{name} has no hyper-parameter {unknown[0]!r} for its late phase")
+    vectors, late = hyper.get(DECAY_VECTORS, True), hyper.get("late", {})
+    require(isinstance(vectors, bool), f"{DECAY_VECTORS} must be true or false, got {vectors!r}")
+    rate, turning = hyper.get("swa_lr", 0.0), hyper.get(TURNING_LR, 1.0)
+    require(is_number(rate) and rate >= 0, f"swa_lr must be a number >= 0, got {rate!r}")
+    above = is_number(turning) and turning > 0
+    require(above, f"{TURNING_LR} must be a number above 0, got {turning!r}")
+    mapping = isinstance(late, Mapping)
+    require(mapping, f"late must be a dictionary of hyper-parameters, got {late!r}")
+    for key in sorted(set(late) - (legal_arguments(name) - {*OWN, DECAY_VECTORS, TURNING_LR})):
+        raise LabError(f"{name} has no hyper-parameter {key!r} for its late phase")
 
 
 def legal_arguments(name: str) -> set[str]:

@@ -138,19 +138,18 @@ def shape(value: Any) -> tuple[int, ...] | None:
     return None if only is None else (len(value), *only)
 
 
+TEXT = ("a text", lambda v: isinstance(v, str))
+OBJECT = ("an object", lambda v: isinstance(v, dict))
 KINDS = {  # a column: how it must be, in words and as a test
-    "id": ("a text", lambda v: isinstance(v, str)),
-    "task": ("a text", lambda v: isinstance(v, str)),
-    "optimizer": ("a text", lambda v: isinstance(v, str)),
+    **dict.fromkeys(("id", "task", "optimizer"), TEXT),
     "seed": ("a whole number >= 0", lambda v: type(v) is int and v >= 0),
     "epochs": ("a whole number >= 1", lambda v: type(v) is int and v >= 1),
-    "hyper": ("an object", lambda v: isinstance(v, dict)),
-    "options": ("an object", lambda v: isinstance(v, dict)),
+    **dict.fromkeys(("hyper", "options"), OBJECT),
     "scale": ("a number above 0", lambda v: is_number(v) and v > 0),
     "synthetic": ("true or false", lambda v: isinstance(v, bool)),
     "status": (f"{FINISHED} or {FAILED}", lambda v: v in (FINISHED, FAILED)),
-    "error": ("a text", lambda v: isinstance(v, str)),
-    "result": ("an object", lambda v: isinstance(v, dict)),
+    "error": TEXT,
+    "result": OBJECT,
     "environment": (
         "an object whose seconds are a number and whose warnings are texts",
         lambda v: (

@@ -136,40 +136,30 @@ def sections(files: Mapping[str, list[Group]], cover: Cover) -> list[Section]:
     seen: set[str] = set()  # runs shown layer by layer
     others = [g for name, mine in files.items() if name not in STUDIES for g in mine]
     told = {YOURS: OWN_STORY, **cover.stories}
-    stories = [
-        Section(f"story-{task}", title, about, parts([g for g in others if g.task == task], seen))
+    made = [
+        (f"story-{task}", title, about, [g for g in others if g.task == task], [])
         for task, (title, about) in told.items()
     ]
-    studies = [
-        Section(name, STUDIES[name].title, STUDIES[name].about, parts(mine, seen), in_brief(mine))
-        for name, mine in files.items()
-        if name in STUDIES
+    for name, study in STUDIES.items():
+        mine = files.get(name, [])
+        made.append((name, study.title, study.about, mine, in_brief(mine)))
+    rest = [g for g in others if g.task not in told]
+    made.append(("other", "Other runs", "Runs and sweeps that belong to no study.", rest, []))
+    return [
+        Section(anchor, title, about, [part(g, seen) for g in groups], brief)
+        for anchor, title, about, groups, brief in made
+        if groups
     ]
-    rest = parts([g for g in others if g.task not in told], seen)
-    about = "Runs and sweeps that belong to no study."
-    made = [*stories, *studies, Section("other", "Other runs", about, rest)]
-    return [section for section in made if section.parts]
-
-
-def parts(groups: Iterable[Group], seen: set[str]) -> list[Part]:
-    return [part(g, seen) for g in groups]
 
 
 def part(group: Group, seen: set[str]) -> Part:
     maps = grids(group)
     whole = tables.table(group)
     many = len(group.lines) > tables.MOST_LINES
-    drawn, layers = figures.draw(group, maps, seen)
-    findings = {one.line.name: one.finding for one in maps}
-    return Part(
-        group=group,
-        title=title_of(group),
-        table=tables.best_table(group, findings) if many else whole,
-        every_setting=whole if many else None,
-        judged=judged_claims(group),
-        figures=drawn,
-        layers=layers,
-    )
+    best = tables.best_table(group, {one.line.name: one.finding for one in maps})
+    shown = (best, whole) if many else (whole, None)
+    drawn = figures.draw(group, maps, seen)
+    return Part(group, title_of(group), *shown, judged_claims(group), *drawn)
 
 
 def in_brief(groups: Iterable[Group]) -> list[Judged]:
@@ -186,14 +176,13 @@ def title_of(group: Group) -> str:
 
 
 def judged_claims(group: Group) -> list[Judged]:
-    found = claims.verdicts(group) if group.study else []
     return [
         Judged(
             verdict,
             *(claims.numbers(verdict, group), claims.numbers(verdict, group, brief=True)),
             *(group.label, f"at-{group.name}", claims.means(verdict.claim, group)),
         )
-        for verdict in found
+        for verdict in claims.verdicts(group)
     ]
 
 
@@ -260,12 +249,11 @@ def settings(hyper: Any) -> str:
 
 def environment_of(records: Sequence[Record]) -> list[tuple[str, list[tuple[str, int]]]]:
     """Each thing a result depends on: the values that occur, and in how many runs."""
-    rows = []
-    for key, name in ENVIRONMENT.items():
-        values = Counter(str(r.environment[key]) for r in records if key in r.environment)
-        if values:
-            rows.append((name, sorted(values.items())))
-    return rows
+    told = {
+        name: Counter(str(r.environment[key]) for r in records if key in r.environment)
+        for key, name in ENVIRONMENT.items()
+    }
+    return [(name, sorted(values.items())) for name, values in told.items() if values]
 
 
 def warnings_of(records: Sequence[Record]) -> list[tuple[str, int, list[str], list[str]]]:
@@ -274,15 +262,12 @@ def warnings_of(records: Sequence[Record]) -> list[tuple[str, int, list[str], li
     for r in records:
         for said in {*(r.environment.get("warnings") or ())}:
             seen.setdefault(without_paths(str(said)), []).append(r)
-    return [
-        (
-            said,
-            len(runs),
-            sorted({r.config.optimizer for r in runs}),
-            sorted({str(r.environment.get("commit")) for r in runs}),
-        )
-        for said, runs in sorted(seen.items())
-    ]
+
+    def every(runs: list[Record]) -> tuple[list[str], list[str]]:
+        names = {r.config.optimizer for r in runs}
+        return sorted(names), sorted({str(r.environment.get("commit")) for r in runs})
+
+    return [(said, len(runs), *every(runs)) for said, runs in sorted(seen.items())]
 
 
 def without_paths(text: str) -> str:

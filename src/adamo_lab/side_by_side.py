@@ -2,8 +2,7 @@
 
 The step of every run is captured into a CUDA graph and replayed on a stream of its own, so that
 small kernels of different runs fill the chip together. Runs of one seed read the same augmented
-batches, which are made once an epoch: their comparison is paired, and the work is shared. Runs that
-differ only in what the protocol's late phase reads are one run until then, and branch there.
+batches, which are made once an epoch: their comparison is paired, and the work is shared.
 """
 
 from __future__ import annotations
@@ -11,25 +10,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .engines import (
-    CHECKPOINT,
-    KNOWN,
-    STOPPED,
-    Outcome,
-    Setup,
-    View,
-    failure,
-    interruptible,
-    resolve_device,
-)
-from .optimizers import OWN, entry
+from .engines import KNOWN, STOPPED, Outcome, Setup, View, failure, interruptible, resolve_device
 from .records import FINISHED, Row, RunConfig, canonical
 from .tasks.base import Batch, Phase, Task
 from .train import Run, make_task
@@ -115,7 +102,7 @@ class Feed:
     def fill(self, epoch: int, readers: Sequence[torch.cuda.Stream]) -> list[Batch]:
         """Bring the batches of an epoch; readers wait for them, and they for the readers."""
         if epoch != self.epoch:
-            fresh = self.task.batches(epoch)
+            fresh = list(self.task.batches(epoch))
             main = torch.cuda.current_stream()
             for reader in readers:
                 main.wait_stream(reader)
@@ -137,7 +124,7 @@ def run_cuda(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Out
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
-    ordered = sorted(configs, key=lambda c: (c.seed, batches_key(c), trunk_key(c)))
+    ordered = sorted(configs, key=lambda c: (c.seed, batches_key(c)))
     outcomes: list[Outcome] = []
     with torch.cuda.device(device), interruptible() as stop:
         for start in range(0, len(ordered), setup.workers):
@@ -154,19 +141,6 @@ def batches_key(config: RunConfig) -> str:
     return canonical([config.task, config.options, config.seed, config.epochs, config.synthetic])
 
 
-def trunk_key(config: RunConfig) -> str:
-    """What decides a run up to the late phase: runs with the same key are one run until then."""
-    what = entry(config.optimizer)
-    hyper = {name: value for name, value in config.hyper.items() if name not in OWN}
-    return canonical([batches_key(config), what.kind, what.rules, hyper])
-
-
-def late(task: Task, epoch: int) -> bool:
-    """Does this epoch, counted from 0, read the options that a trunk leaves open?"""
-    phase = task.phase(epoch)
-    return phase.late or phase.swa
-
-
 class Wave:
     """Runs that train side by side, epoch by epoch in step."""
 
@@ -175,12 +149,10 @@ class Wave:
     ) -> None:
         self.setup, self.view, self.device = setup, view, device
         self.configs = configs
-        self.outcomes: list[Outcome] = []
-        self.ended: set[str] = set()
+        self.outcomes: dict[str, Outcome] = {}  # by the id of a run that has ended
         self.feeds: dict[str, Feed] = {}
         self.compiled: dict[str, Callable[..., Tensor]] = {}
         self.runs: list[GraphRun] = []
-        self.branches: dict[str, list[RunConfig]] = {}  # runs to come, by the id of their trunk
 
     def train(self, stop: Callable[[], bool]) -> list[Outcome]:
         with contextlib.ExitStack() as locks:
@@ -191,47 +163,22 @@ class Wave:
                     if self.setup.done(config):  # another process was faster
                         self.end(Outcome(config, KNOWN))
                     else:
-                        self.admit(config)
+                        self.runs.append(self.prepare(config))
             saved = time.monotonic()
-            while self.runs and not stop():
+            while self.running() and not stop():
                 self.epoch()
-                self.forget_ended()
                 if time.monotonic() - saved > self.setup.checkpoint_seconds:
                     self.checkpoint()
                     saved = time.monotonic()
             self.checkpoint()
-            for config in chain((run.config for run in self.runs), *self.branches.values()):
-                self.end(Outcome(config, STOPPED))
-        return self.outcomes
+            for run in self.running():
+                self.end(Outcome(run.config, STOPPED))
+        return list(self.outcomes.values())
 
-    # --- a trunk and its branches
-
-    def admit(self, config: RunConfig) -> None:
-        """Begin a run, or let it wait for one that is the same until the late phase."""
-        begun = (self.setup.folder(config) / CHECKPOINT).exists()
-        trunk = None if begun else next((r for r in self.runs if is_trunk(r, config)), None)
-        if trunk is None:
-            self.runs.append(self.prepare(config))
-        else:
-            self.branches.setdefault(trunk.config.id, []).append(config)
-
-    def branch(self) -> None:
-        """Where a trunk has come to its late phase, the others begin with its checkpoint."""
-        for run in [run for run in self.runs if run.config.id in self.branches]:
-            if late(run.task, run.epoch):
-                torch.cuda.synchronize()
-                for config in self.branches.pop(run.config.id):
-                    with self.safely(config):
-                        run.branch(config, self.setup.folder(config))
-                        self.runs.append(self.prepare(config))
-
-    def forget_ended(self) -> None:
-        """Leave out what has ended; runs whose trunk ended too early begin on their own."""
-        self.runs = [run for run in self.runs if run.config.id not in self.ended]
-        for id in [id for id in self.branches if id in self.ended]:
-            for config in self.branches.pop(id):
-                with self.safely(config):
-                    self.admit(config)
+    def running(self) -> list[GraphRun]:
+        """Those that have not ended; the others' memory is let go."""
+        self.runs = [run for run in self.runs if run.config.id not in self.outcomes]
+        return self.runs
 
     def prepare(self, config: RunConfig) -> GraphRun:
         key = batches_key(config)
@@ -244,7 +191,6 @@ class Wave:
     def epoch(self) -> None:
         """One epoch of every run; one that lags behind its feed's others catches up first."""
         started = time.monotonic()
-        self.branch()
         working: list[tuple[GraphRun, Iterator[None]]] = []
         for key, feed in self.feeds.items():
             sharing = [run for run in self.runs if batches_key(run.config) == key]
@@ -256,35 +202,32 @@ class Wave:
         trained = [run for run, _ in working]
         while working:  # a step of each in turn, so that no stream runs dry
             working = [(run, steps) for run, steps in working if self.advance(run, steps)]
+        seconds = (time.monotonic() - started) / len(trained)
         for run in trained:
-            if run.config.id not in self.ended:
-                self.collect(run, (time.monotonic() - started) / len(trained))
-
-    def collect(self, run: GraphRun, seconds: float) -> None:
-        with self.safely(run.config):
-            row = run.collect()
-            run.seconds += seconds
-            self.view.progressed(run.config, run.epoch, row or {})
-            if run.over:
-                self.finish(run)
+            if run.config.id not in self.outcomes:
+                with self.safely(run.config):
+                    self.collect(run, seconds)
 
     def advance(self, run: GraphRun, steps: Iterator[None]) -> bool:
         with self.safely(run.config):
             return next(steps, StopIteration) is None
         return False
 
-    def finish(self, run: GraphRun) -> None:
-        torch.cuda.synchronize()
-        with torch.cuda.stream(run.stream):
-            self.setup.keep(run.finish())
-        self.end(Outcome(run.config, FINISHED))
+    def collect(self, run: GraphRun, seconds: float) -> None:
+        row = run.collect()
+        run.seconds += seconds
+        self.view.progressed(run.config, run.epoch, row or {})
+        if run.over:
+            torch.cuda.synchronize()
+            with torch.cuda.stream(run.stream):
+                self.setup.keep(run.finish())
+            self.end(Outcome(run.config, FINISHED))
 
     def checkpoint(self) -> None:
         torch.cuda.synchronize()
-        for run in self.runs:
+        for run in self.running():
             with self.safely(run.config):
                 run.checkpoint()
-        self.forget_ended()
 
     @contextlib.contextmanager
     def safely(self, config: RunConfig) -> Iterator[None]:
@@ -295,16 +238,8 @@ class Wave:
             self.end(failure(config, error, self.setup))
 
     def end(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
-        self.ended.add(outcome.config.id)
+        self.outcomes[outcome.config.id] = outcome
         self.view.ended(outcome)
-
-
-def is_trunk(run: GraphRun, config: RunConfig) -> bool:
-    """Has this run done nothing yet that the other would not do? Snapshots are each run's own."""
-    begun = run.epoch > 0 and late(run.task, run.epoch - 1)
-    apart = begun or run.task.options.get("snapshots")
-    return trunk_key(run.config) == trunk_key(config) and not apart
 
 
 def compiled(task: Task) -> Callable[..., Tensor]:

@@ -67,14 +67,6 @@ class Table:
         return marks
 
 
-@dataclass(frozen=True)
-class Column:
-    """A metric, and whether its best value may be called so."""
-
-    metric: Metric
-    ranked: bool = True
-
-
 # --- numbers
 
 
@@ -122,13 +114,11 @@ def table(group: Group) -> Table:
     parts = ("paper", "ours", "difference") if group.full else ("paper", "ours")
     heads: list[Head] = [("runs", ("",))]
     rows = [[Cell(str(len(line.runs)))] for line in group.lines]
-    missing = False
-    columns = columns_of(group)
-    for column in columns:
-        metric = column.metric
+    missing, metrics = False, columns_of(group)
+    for metric in metrics:
         summaries = [Summary.of(line.values(metric.key)) for line in group.lines]
         missing |= any(s.missing for s in summaries)
-        best = best_of(summaries, column)
+        best = best_of(summaries, metric)
         theirs = {name: row[metric.key] for name, row in paper.items() if metric.key in row}
         heads.append((heading(metric), parts if theirs else ("ours",) if paper else ("",)))
         for i, (line, ours) in enumerate(zip(group.lines, summaries, strict=True)):
@@ -136,7 +126,7 @@ def table(group: Group) -> Table:
             beside = beside_paper(theirs, line.name, ours, cell, metric)
             rows[i] += beside[: len(parts)] if theirs else [cell]
     made = [Row(x.label, cells, x) for x, cells in zip(group.lines, rows, strict=True)]
-    return Table(group.name, heads, made, notes(group, columns, missing))
+    return Table(group.name, heads, made, notes(group, metrics, missing))
 
 
 def beside_paper(
@@ -146,7 +136,7 @@ def beside_paper(
     if name not in theirs:
         return [Cell("–"), cell, Cell("–")]
     mean, sd = theirs[name]
-    best = (max if metric.higher_is_better else min)(value for value, _ in theirs.values())
+    best = metric.better(value for value, _ in theirs.values())
     gap = "–" if ours.mean is None else number(ours.mean - mean, metric, signed=True)
     return [Cell(spread(mean, sd, metric), mean == best), cell, Cell(gap)]
 
@@ -158,7 +148,7 @@ def best_lines(group: Group) -> list[Line]:
     """All lines, or where there are many the best of each name, by the first metric."""
     if len(group.lines) <= MOST_LINES:
         return group.lines
-    metric = columns_of(group)[0].metric
+    metric = columns_of(group)[0]
     sign = 1 if metric.higher_is_better else -1
 
     def score(line: Line) -> tuple[bool, float]:
@@ -174,25 +164,24 @@ def best_lines(group: Group) -> list[Line]:
 
 def best_table(group: Group, findings: Mapping[str, str]) -> Table:
     """How many settings a row has, and the best of them; ``findings`` has more to say of some."""
-    column = columns_of(group)[0]
-    chosen = best_lines(group)
-    summaries = [Summary.of(line.values(column.metric.key)) for line in chosen]
-    best = best_of(summaries, column)
+    metric, chosen = columns_of(group)[0], best_lines(group)
+    summaries = [Summary.of(line.values(metric.key)) for line in chosen]
+    best = best_of(summaries, metric)
     rows = []
     for i, (line, ours) in enumerate(zip(chosen, summaries, strict=True)):
         same = [x for x in group.lines if x.name == line.name]
         at = line.label.removeprefix(line.title).removeprefix(", ")
         cells = [Cell(str(len(same))), Cell(str(sum(len(x.runs) for x in same)))]
-        cells += [our_cell(ours, column.metric, i in best), Cell(at)]
+        cells += [our_cell(ours, metric, i in best), Cell(at)]
         cells += [Cell(findings.get(line.name, "–"))] if findings else []
         rows.append(Row(line.title, cells, line))
-    heads = ["settings", "runs", f"best {heading(column.metric)}", "at"]
+    heads = ["settings", "runs", f"best {heading(metric)}", "at"]
     heads += ["how many are good"] if findings else []
     text = "Every setting is the mean over its runs; verdicts count settings seed by seed."
     return Table(group.name, [(h, ("",)) for h in heads], rows, [text] if findings else [])
 
 
-def columns_of(group: Group) -> list[Column]:
+def columns_of(group: Group) -> list[Metric]:
     """A study's metrics; for other runs, whatever numbers their results hold."""
     seen = {
         key
@@ -202,8 +191,7 @@ def columns_of(group: Group) -> list[Column]:
     }
     if group.study:
         seen |= {k for k in DERIVED if any(value(run, k) is not None for run in group.runs)}
-        present = [m for m in group.study.metrics if m.key in seen]
-        return [Column(m) for m in present or group.study.metrics]
+        return [m for m in group.study.metrics if m.key in seen] or [*group.study.metrics]
     known = {m.key: m for study in STUDIES.values() for m in study.metrics}
 
     def place(key: str) -> tuple[bool, int, str]:
@@ -213,20 +201,19 @@ def columns_of(group: Group) -> list[Column]:
         return key.startswith("best_"), 0 if ended else kind, key
 
     chosen = sorted(seen, key=place)[:MOST_COLUMNS]
-    return [Column(known[key]) if key in known else guessed(key, group) for key in chosen]
+    return [known[key] if key in known else guessed(key, group) for key in chosen]
 
 
-def guessed(key: str, group: Group) -> Column:
-    """A column for a metric that no study names: its kind shows in the last word."""
+def guessed(key: str, group: Group) -> Metric:
+    """A metric that no study names: its kind shows in the last word."""
     values = [v for line in group.lines for v in line.values(key) if v is not None]
     words = key.lower().split("_")
     higher = any(word in HIGHER for word in words)
-    shares = all(0 <= v <= 1 for v in values)
-    percent = shares and words[-1] in ("accuracy", "acc")
+    percent = all(0 <= v <= 1 for v in values) and words[-1] in ("accuracy", "acc")
     whole = bool(values) and all(float(v).is_integer() for v in values)
     digits = 2 if percent else 0 if whole else 4
-    metric = Metric(key, key.replace("_", " "), percent, higher, digits)
-    return Column(metric, ranked=higher or any(word in LOWER for word in words))
+    ranked = higher or any(word in LOWER for word in words)
+    return Metric(key, key.replace("_", " "), percent, higher, digits, ranked)
 
 
 def our_cell(ours: Summary, metric: Metric, best: bool) -> Cell:
@@ -236,31 +223,25 @@ def our_cell(ours: Summary, metric: Metric, best: bool) -> Cell:
     return Cell(spread(ours.mean, ours.sd, metric), best, note)
 
 
-def best_of(summaries: Sequence[Summary], column: Column) -> set[int]:
+def best_of(summaries: Sequence[Summary], metric: Metric) -> set[int]:
     """The rows with the best mean among those whose runs all got there; none if all are alike."""
     means = {i: s.mean for i, s in enumerate(summaries) if s.mean is not None and s.missing == 0}
-    if not column.ranked or not means or len(summaries) < 2:
+    if not metric.ranked or not means:
         return set()
-    target = (max if column.metric.higher_is_better else min)(means.values())
-    shown = number(target, column.metric)  # what reads alike is alike
-    found = {i for i, mean in means.items() if number(mean, column.metric) == shown}
+    shown = number(metric.better(means.values()), metric)  # what reads alike is alike
+    found = {i for i, mean in means.items() if number(mean, metric) == shown}
     return found if len(found) < len(summaries) else set()
 
 
-def notes(group: Group, columns: list[Column], missing: bool) -> list[str]:
+def notes(group: Group, metrics: list[Metric], missing: bool) -> list[str]:
     several = any(len(line.runs) > 1 for line in group.lines)
-    found = []
-    if several:
-        found.append("Mean ± standard deviation of the sample over the runs. Best in bold.")
-    else:
-        found.append("One run each, so there is no standard deviation. Best in bold.")
-    found += [EXPLAINED[c.metric.key] for c in columns if c.metric.key in EXPLAINED]
-    if missing:
-        found.append(PARTIAL)
-    diverged = {
-        line.label: sum("diverged_at" in r.result for r in line.runs) for line in group.lines
-    }
-    for label, count in diverged.items():
-        if count:
-            found.append(f"{label}: {count} run{'s' if count > 1 else ''} diverged.")
+    many = "Mean ± standard deviation of the sample over the runs."
+    found = [
+        f"{many if several else 'One run each, so there is no standard deviation.'} Best in bold."
+    ]
+    found += [EXPLAINED[m.key] for m in metrics if m.key in EXPLAINED]
+    found += [PARTIAL] if missing else []
+    for line in group.lines:
+        if count := sum("diverged_at" in r.result for r in line.runs):
+            found.append(f"{line.label}: {count} run{'s' if count > 1 else ''} diverged.")
     return found

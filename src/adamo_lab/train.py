@@ -16,7 +16,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,15 @@ from . import environment, optimizers
 from .disk import write_atomically as write
 from .engines import CHECKPOINT, logger
 from .errors import LabError
-from .landscape import gradient_norm_variation
-from .measures import angle, append, digest_of, rounded, spread
-from .norms import Norms
+from .measures import (
+    Norms,
+    angle,
+    append,
+    digest_of,
+    gradient_norm_variation,
+    rounded,
+    spread,
+)
 from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite
 from .tasks import task_class
 from .tasks.base import Batch, Phase, Task
@@ -65,10 +71,10 @@ class Run:
         self.average: list[Tensor] = []  # of the weights, under SWA
         self.averaged = 0
         self.seconds = 0.0
-        self.began_as = ""  # the id of the run that this one was until it branched off
         self.total = torch.zeros((), device=task.device)  # of this epoch's losses
         self.gradients = torch.zeros(2, device=task.device)  # sum of ‖g‖ and ‖g‖² over its steps
-        self.norms = Norms(self.model) if watches(task) == NORMS else None
+        self.watch = task.options.get("watch", False)
+        self.norms = Norms(self.model) if self.watch == NORMS else None
         self.steps = 0
         self.begun = False  # this epoch
         self.before: list[Tensor] = []  # all matrices, while the first step of one is under way
@@ -88,16 +94,17 @@ class Run:
     def diverged(self) -> bool:
         return bool(self.rows) and self.rows[-1]["train_loss"] is None
 
-    def train(self, stacks: list[Batch]) -> Iterator[None]:
+    def train(self, stacks: Iterable[Batch]) -> Iterator[None]:
         """One epoch, step by step, and what is due after it; nothing here waits for a device."""
-        phase = self.task.phase(self.epoch)
+        phase, steps = self.task.phase(self.epoch), 0
         self.begin(phase)
         for stack in stacks:
             for batch in zip(*stack, strict=True):
                 self.approach()
                 self.step(batch, phase)
+                steps += 1
                 yield
-        self.end(phase, sum(len(stack[0]) for stack in stacks))
+        self.end(phase, steps)
 
     def begin(self, phase: Phase) -> None:
         """Set the stage of an epoch: learning rate, options, random numbers, sums."""
@@ -116,6 +123,8 @@ class Run:
 
     def approach(self) -> None:
         """Before a step: see how far the first one of an observed epoch turns the weights."""
+        if (factor := self.task.step_factor()) is not None:
+            self.set_lr(self.base_lr * factor)
         self.measure_turn()
         if not self.begun and self.observes(self.epoch + 1):
             self.before = [p.detach().clone() for p in self.matrices().values()]
@@ -130,12 +139,14 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss(self.model, batch, phase)
         loss.backward()
-        if watches(self.task):
+        if self.watch:
             gradients = [p.grad for p in self.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             self.gradients += torch.stack((norm, norm * norm))
         if self.norms:
             self.norms.observe()
+        if limit := self.task.options.get("clip"):
+            nn.utils.clip_grad_norm_(self.parameters(), limit)
         self.optimizer.step()
         self.total += loss.detach()
 
@@ -168,7 +179,7 @@ class Run:
         row |= {name: value.item() for name, value in self.pending.pop("metrics").items()}
         if "weight_norm" in self.pending:
             row["weight_norm"] = self.pending.pop("weight_norm").item()
-        if watches(self.task):
+        if self.watch:
             total, squares = self.gradients.tolist()
             row |= spread(total, squares, self.steps)
         self.rows.append(finite(row))
@@ -246,17 +257,8 @@ class Run:
 
     def checkpoint(self) -> None:
         """Put the run on disk as it is between two epochs."""
-        self.write_checkpoint(self.config, self.folder, self.seconds, self.began_as)
-
-    def branch(self, config: RunConfig, folder: Path) -> None:
-        """Let another run begin where this one is; the time so far stays this one's."""
-        self.write_checkpoint(config, folder, 0.0, self.config.id)
-
-    def write_checkpoint(
-        self, config: RunConfig, folder: Path, seconds: float, began_as: str
-    ) -> None:
         state = {
-            "id": config.id,
+            "id": self.config.id,
             "epoch": self.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -265,15 +267,14 @@ class Run:
             "late": self.late,
             "rows": canonical(self.rows),
             "dynamics": canonical(self.dynamics),
-            "seconds": seconds,
-            "began_as": began_as,
+            "seconds": self.seconds,
             "norms": self.norms.state_dict() if self.norms else {},
             "threads": self.threads,
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
         data = buffer.getvalue()
-        write(folder / CHECKPOINT, hashlib.sha256(data).digest() + data)
+        write(self.folder / CHECKPOINT, hashlib.sha256(data).digest() + data)
 
     def resume(self) -> None:
         """Go on where the last checkpoint left off, if there is one of this run."""
@@ -288,7 +289,7 @@ class Run:
         self.epoch, self.late = state["epoch"], state["late"]
         self.average, self.averaged = state["average"], state["averaged"]
         self.rows, self.dynamics = json.loads(state["rows"]), json.loads(state["dynamics"])
-        self.seconds, self.began_as = state["seconds"], state["began_as"]
+        self.seconds = state["seconds"]
         if self.task.device.type == "cpu":  # another number of them rounds otherwise
             self.threads = state["threads"]
         if self.norms:
@@ -318,22 +319,20 @@ class Run:
             result |= {f"swa_{name}": value.item() for name, value in averaged.items()}
         if self.diverged:
             result["diverged_at"] = self.epoch
-        if watches(self.task):
+        if self.watch:
             result["gradient_norm_variation"] = gradient_norm_variation(self.rows)
         if self.norms:
             result |= finite(self.norms.result())
         result["weights_sha256"] = digest_of(self.model)
-        record = Record(
+        return Record(
             config=self.config,
             status=FINISHED,
             result=result,
-            environment=environment.describe(self.task.device, self.seconds, self.warnings)
-            | ({"began_as": self.began_as} if self.began_as else {}),
+            environment=environment.describe(self.task.device, self.seconds, self.warnings),
             metrics=self.rows,
             dynamics=self.dynamics,
             arrays={k: rounded(v.tolist()) for k, v in self.task.arrays(self.model).items()},
         )
-        return record
 
 
 def train(
@@ -342,13 +341,27 @@ def train(
     *,
     device: torch.device | str = "cpu",
     data_dir: Path | None = None,
-    progress: Progress | None = None,
+    make: Callable[..., Task] | None = None,
+    progress: Progress = lambda *_: None,
     stop: Callable[[], bool] = lambda: False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Record:
-    """Train one run to its end, or to the moment ``stop`` says so."""
-    task = make_task(config, torch.device(device), data_dir)
-    return drive(Run(config, task, folder), train_epoch, progress, stop, checkpoint_seconds)
+    """Train one run to its end, with checkpoints on the way, or to the moment of a stop."""
+    run = Run(config, (make or make_task)(config, torch.device(device), data_dir), folder)
+    saved = time.monotonic()
+    with threads(run.threads), warnings.catch_warnings(record=True) as caught:
+        while not run.over:
+            row = train_epoch(run)
+            progress(config, run.epoch, row or {})
+            stopping = stop() and not run.over  # asked once: a signal may come at any moment
+            if stopping or time.monotonic() - saved > checkpoint_seconds:
+                run.checkpoint()
+                saved = time.monotonic()
+            if stopping:
+                raise Stopped(config.id)
+        # in its record, and not across the bars of all runs
+        run.warnings += dict.fromkeys(str(warning.message) for warning in caught)
+        return run.finish()
 
 
 def train_epoch(run: Run) -> Row | None:
@@ -359,31 +372,6 @@ def train_epoch(run: Run) -> Row | None:
         row = run.collect()
     run.seconds += time.monotonic() - started
     return row
-
-
-def drive(
-    run: Run,
-    epoch: Callable[[Run], Row | None],
-    progress: Progress | None,
-    stop: Callable[[], bool],
-    checkpoint_seconds: float,
-) -> Record:
-    """Epoch after epoch to the end, with checkpoints on the way, or to the moment of a stop."""
-    saved = time.monotonic()
-    with threads(run.threads), warnings.catch_warnings(record=True) as caught:
-        while not run.over:
-            row = epoch(run)
-            if progress:
-                progress(run.config, run.epoch, row or {})
-            stopping = stop() and not run.over  # asked once: a signal may come at any moment
-            if stopping or time.monotonic() - saved > checkpoint_seconds:
-                run.checkpoint()
-                saved = time.monotonic()
-            if stopping:
-                raise Stopped(run.config.id)
-        # in its record, and not across the bars of all runs
-        run.warnings += dict.fromkeys(str(warning.message) for warning in caught)
-        return run.finish()
 
 
 @contextlib.contextmanager
@@ -406,14 +394,6 @@ def no_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
-
-
-def watches(task: Task) -> bool | str:
-    """What a run looks at in every step."""
-    what = task.options.get("watch", False)
-    if what not in (False, True, NORMS):
-        raise LabError(f"watch may be true, false or {NORMS!r}, and not {what!r}")
-    return what
 
 
 def make_task(config: RunConfig, device: torch.device, data_dir: Path | None) -> Task:

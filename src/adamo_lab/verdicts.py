@@ -85,56 +85,51 @@ def judge(claim: Claim, first: Values, second: Values, higher_is_better: bool = 
     """Decide a claim from the values of its two sides, one a run."""
     a, b = Summary.of(first), Summary.of(second)
     n, missing = (a.n, b.n), (a.missing, b.missing)
+    made = Verdict(claim, OPEN, "", n, missing=missing)
     if min(n) == 0:
-        return Verdict(claim, OPEN, "no runs yet" if max(n) == 0 else "one side has no runs", n)
+        return replace(made, reason="no runs yet" if max(n) == 0 else "one side has no runs")
     if min(n) < FEWEST:
-        return Verdict(claim, OPEN, f"at least {FEWEST} runs a side are needed", n)
+        return replace(made, reason=f"at least {FEWEST} runs a side are needed")
     if max(missing) == 0:
-        decide = equal if claim.relation == "=" else ordered
-        return decide(claim, a, b)
+        made = replace(made, difference=statistics.mean(a.values) - statistics.mean(b.values))
+        return (equal if claim.relation == "=" else ordered)(made, a, b)
     if claim.relation == "=":
         reason = "some runs never got there, so there is no mean to compare"
-        return Verdict(claim, OPEN, reason, n, missing=missing)
-    return ranked(claim, first, second, missing, higher_is_better)
+        return replace(made, reason=reason)
+    if claim.relation == ">" and not higher_is_better and 2 * missing[0] > n[0]:
+        # a rank test would call that significantly later
+        reason = "it did not come late, it never came"
+        reason += "" if missing[0] == n[0] else " in most runs"
+        return replace(made, outcome=FAILS, reason=reason, test="most runs never got there")
+    worst = -math.inf if higher_is_better else math.inf  # as such rank runs without a value
+    x, y = ([worst if v is None else float(v) for v in side] for side in (first, second))
+    return by_rank(made, x, y)
 
 
-def ordered(claim: Claim, a: Summary, b: Summary) -> Verdict:
+def ordered(made: Verdict, a: Summary, b: Summary) -> Verdict:
     """Welch's t-test for ">" and "<"; without any variance it would be sure of everything."""
-    difference = gap(a, b)
     if a.sd == b.sd == 0:
-        verdict = replace(by_rank(claim, a.values, b.values), difference=difference)
-        return verdict if difference else replace(verdict, reason="all values are identical")
-    claimed = float(welch(a, b, "greater" if claim.relation == ">" else "less").pvalue)
-    outcome, reason = direction(claimed, 1 - claimed)
-    return Verdict(
-        claim, outcome, reason, (a.n, b.n), "Welch's t-test",
-        difference, interval(a, b, 0.95), p=claimed, p_opposite=1 - claimed,
-    )  # fmt: skip
+        found = by_rank(made, a.values, b.values)
+        return found if made.difference else replace(found, reason="all values are identical")
+    claimed = float(welch(a, b, "greater" if made.claim.relation == ">" else "less").pvalue)
+    found = decided(made, "Welch's t-test", claimed, 1 - claimed)
+    return replace(found, interval=interval(a, b, 0.95))
 
 
-def equal(claim: Claim, a: Summary, b: Summary) -> Verdict:
+def equal(made: Verdict, a: Summary, b: Summary) -> Verdict:
     """ "=" holds if the 90 % interval lies within the margin: two one-sided tests at 5 %."""
-    low, high = interval(a, b, 0.90)
-    margin = claim.margin
+    gap, margin = made.difference or 0.0, made.claim.margin
+    low, high = (gap, gap) if a.sd == b.sd == 0 else interval(a, b, 0.90)
+    outcome, where = FAILS, "reaches beyond"
     if -margin <= low and high <= margin:
-        outcome, reason = HOLDS, "the interval lies within the margin"
+        outcome, where = HOLDS, "lies within"
     elif low > margin or high < -margin:
-        outcome, reason = FAILS, "the interval lies outside the margin"
-    else:
-        outcome, reason = FAILS, "the interval reaches beyond the margin"
-    return Verdict(claim, outcome, reason, (a.n, b.n), "interval", gap(a, b), (low, high), 90)
-
-
-def gap(a: Summary, b: Summary) -> float:
-    assert a.mean is not None
-    assert b.mean is not None
-    return a.mean - b.mean
+        where = "lies outside"
+    told = replace(made, outcome=outcome, reason=f"the interval {where} the margin")
+    return replace(told, test="interval", interval=(low, high), confidence=90)
 
 
 def interval(a: Summary, b: Summary, confidence: float) -> tuple[float, float]:
-    """Welch's, of the difference of the means."""
-    if a.sd == b.sd == 0:
-        return gap(a, b), gap(a, b)
     low, high = welch(a, b).confidence_interval(confidence)
     return float(low), float(high)
 
@@ -147,32 +142,26 @@ def welch(a: Summary, b: Summary, alternative: str = "two-sided") -> Any:
         return ttest_ind(a.values, b.values, equal_var=False, alternative=alternative)
 
 
-def ranked(
-    claim: Claim, first: Values, second: Values, missing: tuple[int, int], higher_is_better: bool
-) -> Verdict:
-    """A rank test where some runs have no value: they rank as the worst."""
-    n = (len(first), len(second))
-    if claim.relation == ">" and not higher_is_better and 2 * missing[0] > n[0]:
-        # a rank test would call that significantly later
-        reason = "it did not come late, it never came"
-        reason += "" if missing[0] == n[0] else " in most runs"
-        return Verdict(claim, FAILS, reason, n, "most runs never got there", missing=missing)
-    worst = -math.inf if higher_is_better else math.inf
-    a, b = ([worst if v is None else float(v) for v in side] for side in (first, second))
-    return replace(by_rank(claim, a, b), missing=missing)
-
-
-def by_rank(claim: Claim, a: Sequence[float], b: Sequence[float]) -> Verdict:
+def by_rank(made: Verdict, a: Sequence[float], b: Sequence[float]) -> Verdict:
     """By rank. Open where the runs are as claimed and too few for this test."""
-    claimed, opposite = rank_p(a, b), rank_p(b, a)
-    if claim.relation == "<":
-        claimed, opposite = opposite, claimed
-    smallest = 1 / math.comb(len(a) + len(b), len(a))
-    outcome, reason = direction(claimed, opposite)
-    if smallest >= LEVEL and claimed < opposite:
-        outcome, reason = OPEN, f"too few runs: this rank test cannot get below p = {smallest:.2g}"
-    n = (len(a), len(b))
-    return Verdict(claim, outcome, reason, n, "rank test", p=claimed, p_opposite=opposite)
+    larger, smaller = rank_p(a, b), rank_p(b, a)
+    claimed, opposite = (larger, smaller) if made.claim.relation == ">" else (smaller, larger)
+    found = decided(made, "rank test", claimed, opposite)
+    least = 1 / math.comb(len(a) + len(b), len(a))
+    if least >= LEVEL and claimed < opposite:
+        reason = f"too few runs: this rank test cannot get below p = {least:.2g}"
+        return replace(found, outcome=OPEN, reason=reason)
+    return found
+
+
+def decided(made: Verdict, test: str, claimed: float, opposite: float) -> Verdict:
+    outcome, reason = FAILS, "no significant difference"
+    if claimed < LEVEL:
+        outcome, reason = HOLDS, "significant"
+    elif opposite < LEVEL / 2:  # nobody claimed it, so that both directions were looked at
+        reason = "opposite direction significant"
+    told = replace(made, outcome=outcome, reason=reason, test=test)
+    return replace(told, p=claimed, p_opposite=opposite)
 
 
 def rank_p(a: Sequence[float], b: Sequence[float]) -> float:
@@ -192,14 +181,6 @@ def rank_p(a: Sequence[float], b: Sequence[float]) -> float:
         rng=0,
     )
     return float(found.pvalue)
-
-
-def direction(claimed: float, opposite: float) -> tuple[str, str]:
-    if claimed < LEVEL:
-        return HOLDS, "significant"
-    if opposite < LEVEL / 2:  # nobody claimed it, so that both directions were looked at
-        return FAILS, "opposite direction significant"
-    return FAILS, "no significant difference"
 
 
 def after_correction(verdicts: Iterable[Verdict]) -> int:

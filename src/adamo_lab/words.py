@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from .errors import LabError
-from .records import RunConfig
+from .errors import LabError, require
+from .records import RunConfig, is_number
 
 MOST_SEEDS = 10_000
 PYTHONS = {"True": True, "False": False, "None": None}
@@ -36,8 +36,7 @@ def configs_of(
         if unknown := sorted(set(change) - legal_arguments(name)):
             raise LabError(f"{name} has no hyper-parameter {unknown[0]!r}")
         check_own(name, hyper)
-        if isinstance(lr := hyper["lr"], bool) or not isinstance(lr, int | float):
-            raise LabError(f"lr must be a number, got {lr!r}")
+        require(is_number(hyper["lr"]), f"lr must be a number, got {hyper['lr']!r}")
         configs.append(RunConfig(task, name, seed, epochs or full, hyper, options, 1.0, synthetic))
     return configs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -14,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map
 
 from adamo_optim import param_groups
 
-from .errors import LabError
+from .errors import LabError, require
 from .records import Row, RunConfig
 from .summary import OWN_COLUMNS
 from .tasks.base import Batch, Phase, Task
@@ -31,6 +33,10 @@ Batches = Iterable[Any] | Callable[[int], Iterable[Any]]  # or a function of the
 Schedule = Callable[[float], float]  # share of the training done → factor of the learning rate
 
 END = object()
+UNSEEDED = (
+    "under the same seed; draw its random numbers from torch, numpy or random, and from no "
+    "generator of its own"
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Yours(Task):
     def __init__(self, config: RunConfig, device: torch.device, recipe: Recipe) -> None:
         self.recipe = recipe
         self.epoch_seconds: list[float] = []
+        self.done = 0.0  # epochs, in the middle of the batch at hand
         super().__init__(config, device, None)
 
     def all_options(self, config: RunConfig) -> dict[str, Any]:
@@ -70,8 +77,8 @@ class Yours(Task):
     def model(self) -> nn.Module:
         seed_others(self.seed_of(-1, purpose=2))
         model = self.recipe.model_fn()
-        if not isinstance(model, nn.Module):
-            raise LabError(f"model_fn must return a model, got {type(model).__name__}")
+        is_model = isinstance(model, nn.Module)
+        require(is_model, f"model_fn must return a model, got {type(model).__name__}")
         return model
 
     def example(self) -> Any:
@@ -80,24 +87,20 @@ class Yours(Task):
     def checked_model(self) -> nn.Module:
         """Whoever trains second must not begin where the first one ended, nor anywhere else."""
         model, again = new_model(self), new_model(self)
-        parameters = {id(p) for p in model.parameters()}
-        if not parameters:
-            raise LabError("model_fn made a model without parameters: there is nothing to train")
-        if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
-            raise LabError(
-                "model_fn made a model with lazy layers, whose weights have no shape yet; call it "
-                "once on a batch before you return it"
-            )
-        if parameters & {id(p) for p in again.parameters()}:
-            raise LabError(
-                "model_fn returned the same parameters twice, so the second optimizer would go on "
-                "where the first one ended; make a new model in it (copy.deepcopy of yours will do)"
-            )
-        if not all(map(torch.equal, model.parameters(), again.parameters())):
-            raise LabError(
-                "model_fn made two models with different weights under the same seed; draw its "
-                "random numbers from torch, numpy or random, and from no generator of its own"
-            )
+        ours, theirs = [*model.parameters()], [*again.parameters()]
+        require(ours, "model_fn made a model without parameters: there is nothing to train")
+        require(
+            not any(is_lazy(tensor) for tensor in chain(ours, model.buffers())),
+            "model_fn made a model with lazy layers, whose weights have no shape yet; call it once "
+            "on a batch before you return it",
+        )
+        require(
+            not {*map(id, ours)} & {*map(id, theirs)},
+            "model_fn returned the same parameters twice, so the second optimizer would go on "
+            "where the first one ended; make a new model in it (copy.deepcopy of yours will do)",
+        )
+        same = all(map(torch.equal, ours, theirs))
+        require(same, f"model_fn made two models with different weights {UNSEEDED}")
         return model
 
     def try_out(self, model: nn.Module) -> None:
@@ -112,9 +115,9 @@ class Yours(Task):
             ) from error
         batch = self.steady(lambda: (b for _, b in self.stream(0)), "train_loader")
         loss = self.loss(model.train(), (batch,), Phase())
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise LabError(f"loss_fn must return one number that has a gradient, got {what}")
+        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        one = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
+        require(one, f"loss_fn must return one number that has a gradient, got {what}")
         if (valid := self.recipe.valid) is not None:
             batch = self.steady(lambda: self.validation(valid), "valid_loader")
             with torch.no_grad():
@@ -122,12 +125,10 @@ class Yours(Task):
 
     def steady(self, read: Callable[[], Iterator[Any]], what: str) -> Any:
         """The first batch, which must be the same whenever it is read."""
-        batch, again = first(read(), what), first(read(), what)
-        if not all(map(torch.equal, tensors(batch), tensors(again))):
-            raise LabError(
-                f"{what} gave two different first batches under the same seed; draw its random "
-                "numbers from torch, numpy or random, and from no generator of its own"
-            )
+        batch, again = next(read(), END), next(read(), END)
+        require(batch is not END, f"{what} gave no batch; is its data set empty?")
+        same = all(map(torch.equal, tensors(batch), tensors(again)))
+        require(same, f"{what} gave two different first batches {UNSEEDED}")
         return batch
 
     def lr_factor(self, epoch: float) -> float:
@@ -141,8 +142,20 @@ class Yours(Task):
         dtype = self.recipe.autocast
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
-    def batches(self, epoch: int) -> list[Any]:
-        return [([batch],) for _, batch in self.stream(epoch)]
+    def step_factor(self) -> float:
+        return self.lr_factor(self.done)
+
+    def batches(self, epoch: int) -> Iterator[Any]:
+        """One by one, as they may not fit into memory; what they train is timed, and no more."""
+        started, self.done = time.perf_counter(), -1.0
+        for done, batch in self.stream(epoch):
+            self.done = done
+            yield ([batch],)
+        fine = self.done >= 0
+        require(fine, f"train_loader gave no batch in epoch {epoch}, counted from 0")
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.epoch_seconds.append(time.perf_counter() - started)
 
     def stream(self, epoch: int) -> Iterator[tuple[float, Any]]:
         """An epoch's batches, each with how many epochs are done in its middle.
@@ -154,7 +167,9 @@ class Yours(Task):
         if not isinstance(source, Iterable):
             with Randomness(self.seed_of(epoch, purpose=4)):
                 source = source(epoch)
-        length = length_of(source)
+        length = None
+        with contextlib.suppress(Exception):  # a DataLoader may have none, others say so otherwise
+            length = len(source)  # type: ignore[arg-type]
         for i, batch in enumerate(self.read(source, seed, epoch)):
             yield epoch + ((i + 0.5) / length if length else 0.5), batch
 
@@ -191,9 +206,9 @@ class Yours(Task):
         for batch in self.validation(self.recipe.valid):
             size = size_of(batch)
             values = self.measure(model, batch)
-            if totals and totals.keys() != values.keys():
-                names = f"{', '.join(totals)} and then {', '.join(values)}"
-                raise LabError(f"metrics must have the same names on every batch, got {names}")
+            names = f"{', '.join(totals)} and then {', '.join(values)}"
+            same = not totals or totals.keys() == values.keys()
+            require(same, f"metrics must have the same names on every batch, got {names}")
             totals = {key: totals.get(key, 0) + size * value for key, value in values.items()}
             count += size
         return {key: total / count for key, total in totals.items()}
@@ -202,11 +217,10 @@ class Yours(Task):
         with self.autocast():
             loss = self.recipe.loss_fn(model, batch)
             extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
-        if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in extra):
-            raise LabError(f'metrics must return numbers by name, {{"error": 0.1}}, got {extra!r}')
+        named = isinstance(extra, Mapping) and all(isinstance(key, str) for key in extra)
+        require(named, f'metrics must return numbers by name, {{"error": 0.1}}, got {extra!r}')
         taken = [key for key in extra if key in (*OWN_COLUMNS, *RESULTS)]
-        if taken:
-            raise LabError(f"metrics may not be called {', '.join(taken)}; choose another name")
+        require(not taken, f"metrics may not be called {', '.join(taken)}; choose another name")
         values = {"valid_loss": loss, **extra}
         return {key: self.number(key, value) for key, value in values.items()}
 
@@ -215,8 +229,8 @@ class Yours(Task):
             number = torch.as_tensor(value, device=self.device).detach().double()
         except (TypeError, ValueError, RuntimeError) as error:
             raise LabError(f"{name} must be one number a batch, got {value!r}") from error
-        if number.numel() != 1:
-            raise LabError(f"{name} must be one number a batch, got shape {tuple(number.shape)}")
+        shape = f"shape {tuple(number.shape)}"
+        require(number.numel() == 1, f"{name} must be one number a batch, got {shape}")
         return number.reshape(())
 
     def result(self, rows: list[Row]) -> Row:
@@ -230,39 +244,16 @@ class Yours(Task):
 
 def moved(batch: Any, device: torch.device) -> Any:
     """A batch of any structure, its tensors on the device."""
-    if hasattr(batch, "to"):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(moved(value, device) for value in batch)
-    return batch
+    return tree_map(lambda part: part.to(device) if hasattr(part, "to") else part, batch)
 
 
-def first(batches: Iterable[Any], what: str) -> Any:
-    for batch in batches:
-        return batch
-    raise LabError(f"{what} gave no batch; is its data set empty?")
-
-
-def length_of(loader: Any) -> int | None:
-    with contextlib.suppress(Exception):  # a DataLoader may have none, and others say so otherwise
-        return len(loader)
+def tensors(batch: Any) -> list[Tensor]:
+    return [part for part in tree_leaves(batch) if isinstance(part, Tensor)]
 
 
 def size_of(batch: Any) -> int:
     """How many examples a batch has: the first dimension of its first tensor, else 1."""
     return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), 1)
-
-
-def tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, (Mapping, list, tuple)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors(value)
 
 
 # --- random numbers

@@ -7,7 +7,7 @@ interruption, and what it has finished is not trained again.
 from __future__ import annotations
 
 import contextlib
-import time
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from . import optimizers as registry
-from .engines import KNOWN, Outcome, Setup, View, failure, interruptible, resolve_device
-from .errors import LabError, writing
-from .records import FAILED, FINISHED, Record, Row, RunConfig, find, forget
+from .engines import CHECKPOINT, KNOWN, Setup, View, interruptible, resolve_device, run_all
+from .errors import LabError, require, writing
+from .records import FAILED, Record, RunConfig, canonical, forget, load
 from .summary import table, verdicts
-from .train import CHECKPOINT, CHECKPOINT_SECONDS, Run, Stopped, drive
-from .your_checks import check, count_of, seeds_of, settings_of, training_options
+from .tasks import LEGAL
+from .train import CHECKPOINT_SECONDS
 from .your_task import Batches, LossFunction, Metrics, Recipe, Schedule, Yours, kept_randomness
 
 UNNAMED = "your model"
@@ -133,22 +133,138 @@ def compare(
         RunConfig("yours", key, seed, epochs, chosen, options)
         for seed, (key, chosen) in product(numbers, settings)
     ]
-    setup = Setup(Path(out), RUNS, device=str(where))
+    setup = Setup(
+        *(Path(out), RUNS),
+        device=str(where),
+        checkpoint_seconds=CHECKPOINT_SECONDS,
+        make=lambda config, device, _: Yours(config, device, recipe),
+    )
     with kept_randomness(where), interruptible() as stop, shown(progress, configs) as view:
         rehearse(recipe, configs, where)
         with writing(setup.out):
             setup.out.mkdir(parents=True, exist_ok=True)
         if fresh or name is None:  # all at once: an interruption must leave no old among the new
             start_over(setup, configs)
-        known = [config.id for config in configs if setup.done(config)]
-        try:
-            records = [run_one(c, recipe, where, setup, view, stop) for c in heeding(stop, configs)]
-        except Stopped as error:
+        outcomes = run_all(configs, setup, "serial", view)
+        if stop():
             goes_on = "; the same call, without fresh=True, goes on from here" if name else ""
-            raise KeyboardInterrupt(f"stopped{goes_on}") from error
+            raise KeyboardInterrupt(f"stopped{goes_on}")
+    kept = {record.id: record for record in load(setup.file)[0]}
+    failed = {o.config.id: Record(o.config, FAILED, error=o.error) for o in outcomes}
+    records = [{**failed, **kept}[config.id] for config in configs]
+    known = [o.config.id for o in outcomes if o.status == KNOWN]
     made = Comparison(name or UNNAMED, records, known=known)
     made.report = write(setup.out, made) if write else None
     return made
+
+
+# --- what can be said against the arguments before anything is trained
+
+
+def count_of(epochs: Any) -> int:
+    with contextlib.suppress(TypeError):
+        if not isinstance(epochs, bool) and operator.index(epochs) > 0:
+            return operator.index(epochs)
+    raise LabError(f"epochs must be a whole number of at least 1, got {epochs!r}")
+
+
+def seeds_of(seeds: Any) -> list[int]:
+    """As on the command line a number is a count."""
+    try:
+        several = seeds if isinstance(seeds, Iterable) else range(operator.index(seeds))
+        numbers = [operator.index(seed) for seed in several]
+    except TypeError as error:
+        raise LabError(f"seeds must be whole numbers, or how many, got {seeds!r}") from error
+    fine = numbers and len({*numbers}) == len(numbers) and min(numbers) >= 0
+    require(fine, f"seeds must be different, >= 0 and at least one, got {seeds!r}")
+    return numbers
+
+
+def check(recipe: Recipe, names: Sequence[str], hyper: Mapping[str, Mapping[str, Any]]) -> None:
+    """One sentence for what makes no sense."""
+    require(
+        callable(recipe.model_fn) and not isinstance(recipe.model_fn, nn.Module),
+        "model_fn must be a function that makes a new model for every run, and is a "
+        f"{type(recipe.model_fn).__name__}; lambda: copy.deepcopy(model) makes one of yours",
+    )
+    several = names and not isinstance(names, str) and len({*names}) == len(names)
+    require(several, f"optimizers must be different and at least one, got {names!r}")
+    nested = isinstance(hyper, Mapping) and all(isinstance(v, Mapping) for v in hyper.values())
+    require(nested, f'hyper must be like {{"adamw": {{"lr": 3e-4}}}}, got {hyper!r}')
+    for name in hyper:
+        among = ", ".join(names)
+        require(name in names, f"hyper names {name!r}, which is not among {among}")
+    judged = recipe.valid is not None or not recipe.metrics
+    require(judged, "metrics are taken on valid_loader, and there is none; give one")
+    check_loader("train_loader", recipe.train)
+    if recipe.valid is not None:
+        check_loader("valid_loader", recipe.valid)
+
+
+def check_loader(what: str, source: Any) -> None:
+    require(
+        isinstance(source, Iterable) or callable(source),
+        f"{what} must be a DataLoader, a list of batches or a function of the epoch, and is a "
+        f"{type(source).__name__}; wrap a data set in a DataLoader",
+    )
+    require(
+        not isinstance(source, Iterator),
+        f"{what} is an iterator and can be read only once; give a DataLoader or a list",
+    )
+    require(
+        not getattr(source, "persistent_workers", False),
+        f"{what} has persistent_workers=True, which carries random numbers from one run to the "
+        "next; make it with persistent_workers=False",
+    )
+
+
+def settings_of(
+    names: Sequence[str], lrs: Sequence[float] | None, hyper: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Every optimizer with the lab's settings for a model nobody knows and the user's changes."""
+    made = []
+    for name in names:
+        changes = hyper.get(name, {})
+        twice = f"hyper gives an lr for {name}, and lrs gives some for all; leave one"
+        require(lrs is None or "lr" not in changes, twice)
+        legal = registry.legal_arguments(name) - {*registry.OWN}  # of the lab's own protocols
+        for key in changes:
+            known = ", ".join(sorted(legal))
+            require(key in legal, f"{name} has no argument {key!r}; it has {known}")
+        rates = [{"lr": lr} for lr in lrs] if lrs is not None else [{}]
+        for rate in rates:
+            chosen = registry.settings("yours", name, {**changes, **rate})
+            made.append((name, {k: v for k, v in chosen.items() if k in legal}))
+    try:
+        unique = {canonical([name, chosen]) for name, chosen in made}
+    except (TypeError, ValueError) as error:
+        raise LabError(f"hyper must hold numbers, words or lists: {error}") from error
+    fine = made and len(unique) == len(made)
+    require(fine, f"lrs must be different and at least one, got {lrs!r}")
+    return made
+
+
+def training_options(recipe: Recipe, warmup: float, clip: float | None) -> dict[str, Any]:
+    """What a run's config says about its training, every value checked."""
+    schedule, dtype = recipe.schedule, recipe.autocast
+    words, legal = LEGAL["schedule"]
+    known = callable(schedule) or legal(schedule)
+    require(known, f"schedule must be {words}, or a function, got {schedule!r}")
+    words, legal = LEGAL["warmup"]
+    require(legal(warmup), f"warmup must be {words}, got {warmup!r}")
+    above = clip is None or (type(clip) in (int, float) and clip > 0)
+    require(above, f"clip must be a number above 0 or None, got {clip!r}")
+    wide = dtype in (None, torch.bfloat16)
+    require(wide, f"autocast must be torch.bfloat16 or None, got {dtype}")
+    return {
+        "schedule": getattr(schedule, "__name__", "your own") if callable(schedule) else schedule,
+        "warmup": float(warmup),
+        "clip": None if clip is None else float(clip),
+        "autocast": str(dtype).removeprefix("torch.") if dtype else None,
+    }
+
+
+# --- training
 
 
 def report_writer() -> Callable[[Path, Comparison], Path]:
@@ -178,24 +294,19 @@ def rehearse(recipe: Recipe, configs: Sequence[RunConfig], device: torch.device)
             registry.build(config.optimizer, config.hyper, model, task.example())
 
 
-# --- training
-
-
 @contextlib.contextmanager
 def shown(progress: bool | View, configs: Sequence[RunConfig]) -> Iterator[View]:
     """Bars on a terminal, lines now and then elsewhere, nothing where nothing is wanted."""
-    from .engines import Views
-
     if not isinstance(progress, bool):
         yield progress
     elif not progress:
-        yield Views()
+        yield View()
     else:
         from rich.console import Console
 
-        from .progress import display
+        from .progress import Display
 
-        with display(Console(stderr=True), configs) as view:
+        with Display(Console(stderr=True), configs) as view:
             yield view
 
 
@@ -204,72 +315,3 @@ def start_over(setup: Setup, configs: Sequence[RunConfig]) -> None:
         forget(setup.file, {config.id for config in configs})
     for config in configs:
         (setup.folder(config) / CHECKPOINT).unlink(missing_ok=True)
-
-
-def heeding(stop: Callable[[], bool], configs: Iterable[RunConfig]) -> Iterator[RunConfig]:
-    """One by one; asked to stop in its last epoch, a run ends, and whatever comes next does not."""
-    for config in configs:
-        if stop():
-            raise Stopped(config.id)
-        yield config
-    if stop():  # what the caller does next
-        raise Stopped
-
-
-def run_one(
-    config: RunConfig,
-    recipe: Recipe,
-    device: torch.device,
-    setup: Setup,
-    view: View,
-    stop: Callable[[], bool],
-) -> Record:
-    """A run's record: the one that is there, or a new one, finished or failed."""
-    try:
-        with setup.holding(config) as folder:
-            known = find(setup.file, config.id)
-            if known is not None and known.status == FINISHED:
-                view.ended(Outcome(config, KNOWN))
-                return known
-            view.started(config)
-            run = Run(config, Yours(config, device, recipe), folder)
-            if limit := config.options["clip"]:
-                weights = list(run.parameters())
-                run.optimizer.register_step_pre_hook(
-                    lambda *_: void(nn.utils.clip_grad_norm_(weights, limit))
-                )
-            record = drive(run, train_epoch, view.progressed, stop, CHECKPOINT_SECONDS)
-            setup.keep(record)
-            view.ended(Outcome(config, FINISHED))
-            return record
-    except Stopped:
-        raise
-    except Exception as error:  # whatever a user's model may raise: the other runs go on
-        outcome = failure(config, error, setup)
-        view.ended(outcome)
-        return Record(config, FAILED, error=outcome.error)
-
-
-def void(_: Any) -> None:
-    """A hook that returns something replaces the arguments of the step."""
-
-
-def train_epoch(run: Run) -> Row | None:
-    """One epoch of a stream of batches; only the training is timed."""
-    task = run.task
-    assert isinstance(task, Yours)
-    started, phase, steps = time.perf_counter(), task.phase(run.epoch), 0
-    run.begin(phase)
-    for done, batch in task.stream(run.epoch):
-        run.set_lr(run.base_lr * task.lr_factor(done))
-        run.approach()
-        run.step((batch,), phase)
-        steps += 1
-    if not steps:
-        raise LabError(f"train_loader gave no batch in epoch {run.epoch}, counted from 0")
-    if task.device.type == "cuda":
-        torch.cuda.synchronize(task.device)
-    task.epoch_seconds.append(time.perf_counter() - started)
-    run.seconds += task.epoch_seconds[-1]
-    run.end(phase, steps)
-    return run.collect()

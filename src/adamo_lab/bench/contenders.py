@@ -1,4 +1,6 @@
-"""The optimizers that are timed: ours, torch's, and peers that a user might pick instead."""
+"""What is timed: our optimizers, torch's and peers that a user might pick instead, on the shapes of
+some networks.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,6 @@ from typing import Any, NamedTuple
 import torch
 
 from adamo_optim import AdamO, AngularAdamW
-
-from .shapes import NETWORKS, Turning
 
 Parameters = list[torch.nn.Parameter]
 MANY = 2e8  # parameters, above which what is slow is left out
@@ -81,6 +81,48 @@ def turning(params: Parameters) -> list[dict[str, Any]]:
     for p in params:
         groups["scale_invariant" if getattr(p, "turns", False) else "general"].append(p)
     return [{"params": those, "rule": rule} for rule, those in groups.items() if those]
+
+
+# --- shapes
+
+Shape = tuple[int, ...]
+
+
+class Turning(tuple[int, ...]):
+    """The shape of a weight whose scale cannot matter: AngularAdamW turns it."""
+
+
+def resnet18(classes: int = 100) -> list[Shape]:
+    """ResNet-18 with a 3×3 stem: 62 tensors, 11.2 M parameters; BatchNorm follows convolutions."""
+    shapes: list[Shape] = [Turning((64, 3, 3, 3)), (64,), (64,)]
+    inside = 64
+    for width in (64, 128, 256, 512):
+        for block in range(2):
+            shapes += [Turning((width, inside, 3, 3)), (width,), (width,)]
+            shapes += [Turning((width, width, 3, 3)), (width,), (width,)]
+            if block == 0 and inside != width:
+                shapes += [Turning((width, inside, 1, 1)), (width,), (width,)]
+            inside = width
+    return [*shapes, (classes, 512), (classes,)]
+
+
+def gpt(layers: int, width: int, vocabulary: int = 50257, context: int = 1024) -> list[Shape]:
+    """GPT-2 with QK-norm: tied embeddings, q, k, v apart, a gain before each part of a layer."""
+    shapes: list[Shape] = [(vocabulary, width), (context, width)]
+    square = (width, width)
+    for _ in range(layers):
+        shapes += [(width,), Turning(square), Turning(square), square, square]
+        shapes += [(width,), (4 * width, width), (width, 4 * width)]
+    return [*shapes, (width,)]
+
+
+NETWORKS = {
+    "resnet18": resnet18(),
+    "gpt-124m": gpt(12, 768),
+    "gpt-350m": gpt(24, 1024),
+    "gpt-1.3b": gpt(24, 2048),
+    "200-small": [(64, 48), (64,)] * 100,
+}
 
 
 def parameters(network: str, device: torch.device) -> Parameters:

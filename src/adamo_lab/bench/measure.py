@@ -18,9 +18,18 @@ from .. import environment
 from ..errors import LabError, writing
 from ..records import write_atomically
 from .clock import Clock
-from .contenders import MANY, PEERS, QUICK, Contender, Parameters, contenders, parameters, peers
+from .contenders import (
+    MANY,
+    NETWORKS,
+    PEERS,
+    QUICK,
+    Contender,
+    Parameters,
+    contenders,
+    parameters,
+    peers,
+)
 from .models import MODELS, train_speed
-from .shapes import NETWORKS
 
 Pairs = dict[str, list[tuple[float, float]]]  # times of the reference and of a contender, by kind
 
@@ -34,7 +43,7 @@ def measure(
     passes: int = 2,
     out: Path = Path("bench-output"),
 ) -> Path:
-    """Write ``bench-DEVICE.json``, of trainings ``bench-DEVICE-training.json``, and a picture."""
+    """Write ``bench-DEVICE.json``, of trainings ``bench-DEVICE-training.json``."""
     known = MODELS if train else [*NETWORKS]
     names = checked(networks, known) or (known if train else ["resnet18"])
     asked = checked(peer, [*PEERS]) or QUICK
@@ -53,13 +62,6 @@ def measure(
         write_atomically(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     tell(record, console)
     console.print(f"written: {path}")
-    try:
-        from .plot import draw
-    except ImportError:
-        console.print("no picture: matplotlib is not installed")
-    else:
-        if not train:
-            console.print(f"written: {draw(path)}")
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..grids import Grid
 from ..groups import Group
-from . import curves, dynamics, maps, rates
+from . import curves, dynamics, maps
 from .look import Drawing, style
 
 __all__ = ["Drawing", "draw"]
@@ -14,7 +14,7 @@ def draw(group: Group, grids: list[Grid], seen: set[str]) -> tuple[list[Drawing]
     """A group's figures: those to show at once, and layer by layer those of runs not yet seen."""
     with style():
         if group.study and group.study.kind == "trials":
-            return rates.draw(group), []
+            return curves.draw_rates(group), []
         main = [*maps.boundaries(group), *maps.landscapes(group)]
-        main += maps.heat_maps(group, grids) if grids else rates.draw(group)
+        main += maps.heat_maps(group, grids) if grids else curves.draw_rates(group)
         return [*main, *curves.draw(group)], dynamics.draw(group, seen)

@@ -17,7 +17,7 @@ follow from it::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -99,6 +99,11 @@ class Metric:
     percent: bool = False  # stored as a share, shown as per cent
     higher_is_better: bool = True
     digits: int = 2
+    ranked: bool = True  # its best value may be called so
+
+    def better(self, values: Iterable[float]) -> float:
+        """The best of some."""
+        return (max if self.higher_is_better else min)(values)
 
 
 @dataclass(frozen=True)

@@ -26,47 +26,40 @@ def percent(mean: float, sd: float | None = None) -> tuple[float, float | None]:
     return mean / 100, None if sd is None else sd / 100
 
 
+# a row of Table 1: the accuracy that the paper prints, and its standard deviation
+PRINTED = {
+    "adam": (74.48, 0.12),
+    "adamw": (74.75, 0.15),
+    "adamp": (75.07, 0.18),
+    "adamo_isotropic": (74.82, 0.12),
+    "adamo_no_projection": (76.17, 0.14),
+    "adamo_no_dimension": (75.99, 0.15),
+    "adamo_no_curvature": (75.21, 0.11),
+    "adamo_paper": (79.74, 0.09),
+}
+TUNED = {"weight_decay": 0.5}
+BEST_TRIAL = {**TUNED, "decay_vectors": False, "swa_lr": 3e-4}  # of the first in tuning-cifar100
 TABLE1 = Study(
     name="table1",
     title="Table 1: CIFAR-100",
     about="ResNet-18 with BatchNorm, 300 epochs, the paper's protocol; and its ablations.",
     runs=(
         Runs(
-            "cifar100",
-            300,
+            *("cifar100", 300),
             (
                 *arms("adam", "adamw"),
-                arm("adamw", "adamw_tuned", "AdamW, tuned", weight_decay=0.5),
-                # the best of its first trials in the study tuning-cifar100
-                arm(
-                    *("adamw", "adamw_best", "AdamW, best trial"),
-                    weight_decay=0.5,
-                    decay_vectors=False,
-                    swa_lr=3e-4,
-                ),
+                arm("adamw", "adamw_tuned", "AdamW, tuned", **TUNED),
+                arm("adamw", "adamw_best", "AdamW, best trial", **BEST_TRIAL),
                 *arms("adamp", "adamo_isotropic", "adamo_no_projection", "adamo_no_dimension"),
                 *arms("adamo_no_curvature", "adamo_paper"),
             ),
         ),
     ),
     metrics=(SWA, FINAL, BEST, NORM),
-    paper={
-        name: {"swa_test_accuracy": percent(mean, sd)}
-        for name, mean, sd in (
-            ("adam", 74.48, 0.12),
-            ("adamw", 74.75, 0.15),
-            ("adamp", 75.07, 0.18),
-            ("adamo_isotropic", 74.82, 0.12),
-            ("adamo_no_projection", 76.17, 0.14),
-            ("adamo_no_dimension", 75.99, 0.15),
-            ("adamo_no_curvature", 75.21, 0.11),
-            ("adamo_paper", 79.74, 0.09),
-        )
-    },
+    paper={name: {SWA.key: percent(*told)} for name, told in PRINTED.items()},
     claims=(
         *claims(
-            "Table 1",
-            "swa_test_accuracy",
+            *("Table 1", SWA.key),
             {
                 "AdamO is more accurate than AdamW.": "adamo_paper > adamw",
                 "AdamO is more accurate than AdamP.": "adamo_paper > adamp",
@@ -83,12 +76,11 @@ TABLE1 = Study(
         ),
         Claim(
             "AdamO-Isotropic is indistinguishable from AdamW (within half a point).",
-            *("swa_test_accuracy", "adamo_isotropic = adamw", "section 3.2", 0.005),
+            *(SWA.key, "adamo_isotropic = adamw", "section 3.2", 0.005),
         ),
-        *claims(
-            "section 3.3",
-            "weight_norm",
-            {"AdamO ends with a smaller parameter norm than AdamW.": "adamo_paper < adamw"},
+        Claim(
+            "AdamO ends with a smaller parameter norm than AdamW.",
+            *(NORM.key, "adamo_paper < adamw", "section 3.3"),
         ),
     ),
 )
@@ -100,15 +92,14 @@ TABLE2 = Study(
     runs=(Runs("grokking", 5000, arms("adam", "adamw", "adamp", "adamo_paper", "adamo")),),
     metrics=(FINAL, GROKKED),
     paper={
-        "adam": {"test_accuracy": percent(89.27)},
-        "adamw": {"test_accuracy": percent(99.02), "grokking_epoch": (2508, None)},
-        "adamp": {"test_accuracy": percent(99.00), "grokking_epoch": (2425, None)},
-        "adamo_paper": {"test_accuracy": percent(99.13), "grokking_epoch": (2785, None)},
+        "adam": {FINAL.key: percent(89.27)},
+        "adamw": {FINAL.key: percent(99.02), GROKKED.key: (2508, None)},
+        "adamp": {FINAL.key: percent(99.00), GROKKED.key: (2425, None)},
+        "adamo_paper": {FINAL.key: percent(99.13), GROKKED.key: (2785, None)},
     },
     claims=(
         *claims(
-            "Table 2",
-            "test_accuracy",
+            *("Table 2", FINAL.key),
             {
                 "AdamO reaches a higher final accuracy than AdamW.": "adamo_paper > adamw",
                 "AdamO reaches a higher final accuracy than AdamP.": "adamo_paper > adamp",
@@ -117,15 +108,10 @@ TABLE2 = Study(
                 ),
             },
         ),
-        *claims(
-            "Table 2",
-            "grokking_epoch",
-            {"AdamO groks later than AdamW.": "adamo_paper > adamw"},
-        ),
-        *claims(
-            OURS,
-            "grokking_epoch",
-            {"AdamO with its defaults groks earlier than AdamW.": "adamo < adamw"},
+        Claim("AdamO groks later than AdamW.", GROKKED.key, "adamo_paper > adamw", "Table 2"),
+        Claim(
+            "AdamO with its defaults groks earlier than AdamW.",
+            *(GROKKED.key, "adamo < adamw", OURS),
         ),
     ),
 )
@@ -137,13 +123,11 @@ TABLE3 = Study(
     runs=(Runs("grokking", 5000, arms("adamw", "adamo_isotropic", "adamo")),),
     metrics=(FINAL, GROKKED),
     paper={
-        "adamw": {"test_accuracy": percent(99.02)},
-        "adamo_isotropic": {"test_accuracy": percent(98.95)},
-        "adamo": {"test_accuracy": percent(99.13)},
+        name: {FINAL.key: percent(mean)}
+        for name, mean in (("adamw", 99.02), ("adamo_isotropic", 98.95), ("adamo", 99.13))
     },
     claims=claims(
-        "Table 3",
-        "test_accuracy",
+        *("Table 3", FINAL.key),
         {
             "Radial decay reaches a higher accuracy than isotropic decay within AdamO.": (
                 "adamo > adamo_isotropic"
@@ -163,8 +147,7 @@ LANGUAGE = Study(
     runs=tuple(Runs("language", 50, LANGUAGE_ROWS, {"corpus": corpus}) for corpus in CORPORA),
     metrics=(LOSS, Metric("valid_perplexity", "perplexity", higher_is_better=False)),
     claims=claims(
-        "abstract",
-        "valid_loss",
+        *("abstract", LOSS.key),
         {
             "AdamO generalizes better than AdamW on language tasks.": "adamo_paper < adamw",
             "AdamO generalizes better than AdamP on language tasks.": "adamo_paper < adamp",
@@ -197,20 +180,17 @@ FIG2 = Study(
     # on the digits, where a landscape costs seconds; snapshots of the weights make the plane
     runs=(Runs("digits", 40, arms("adamw", "adamo"), {"watch": True, "snapshots": True}),),
     metrics=(VARIATION, NORM),
-    claims=(
-        *claims(
-            "section 3.3",
-            "gradient_norm_variation",
-            {"AdamO reduces the fluctuations of the gradient's norm.": "adamo < adamw"},
-        ),
-        *claims(
-            "section 3.3",
-            "weight_norm",
-            {"AdamO ends with a smaller parameter norm.": "adamo < adamw"},
-        ),
+    claims=tuple(
+        Claim(text, metric.key, "adamo < adamw", "section 3.3")
+        for text, metric in (
+            ("AdamO reduces the fluctuations of the gradient's norm.", VARIATION),
+            ("AdamO ends with a smaller parameter norm.", NORM),
+        )
     ),
 )
 
+OVER_200 = "AdamO is more accurate than {} over the first 200 epochs (their mean)."
+AT_DROPS = "AdamO gains more than {} when the learning rate drops."
 FIG3 = Study(
     name="fig3",
     title="Figure 3: accuracy over training on CIFAR-100",
@@ -224,13 +204,7 @@ FIG3 = Study(
     ),
     claims=tuple(
         Claim(text.format(name), metric, f"adamo_paper > {other}", "Figure 3")
-        for text, metric in (
-            (
-                "AdamO is more accurate than {} over the first 200 epochs (their mean).",
-                "early_test_accuracy",
-            ),
-            ("AdamO gains more than {} when the learning rate drops.", "gain_at_drops"),
-        )
+        for text, metric in ((OVER_200, "early_test_accuracy"), (AT_DROPS, "gain_at_drops"))
         for name, other in (("AdamW", "adamw"), ("AdamP", "adamp"))
     ),
 )

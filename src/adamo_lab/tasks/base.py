@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..records import Row, RunConfig
@@ -40,6 +42,7 @@ class Task(ABC):
     name: ClassVar[str]
     moment: ClassVar[float] = 0.0  # of an epoch whose learning rate it has: 0.5 is its middle
     final_factor: ClassVar[float] = 0.0  # of the learning rate, at the end of its schedule
+    evaluations: ClassVar[int] = 100  # a run, about, unless the option "every" says otherwise
 
     def __init__(self, config: RunConfig, device: torch.device, data_dir: Path | None) -> None:
         self.config = config
@@ -64,8 +67,8 @@ class Task(ABC):
         """A small batch for ``adamo_optim.param_groups``."""
 
     @abstractmethod
-    def batches(self, epoch: int) -> list[Batch]:
-        """An epoch's batches in order, as stacks: every tensor is [steps, batch, ...].
+    def batches(self, epoch: int) -> Iterable[Batch]:
+        """An epoch's batches in order, as a list of stacks: every tensor is [steps, batch, ...].
 
         Batches of one size form one stack; a smaller last batch is a stack of its own.
         """
@@ -91,6 +94,10 @@ class Task(ABC):
         left = annealed(self.options.get("schedule", "constant"), at - warmup, epochs - warmup)
         return self.final_factor + (1 - self.final_factor) * left
 
+    def step_factor(self) -> float | None:
+        """Of the learning rate at the next step, where it changes within an epoch."""
+        return None
+
     def autocast(self) -> torch.autocast:
         """Its cache would outlive the step that a CUDA graph captures."""
         dtype = PRECISIONS[self.options["precision"]]
@@ -99,7 +106,8 @@ class Task(ABC):
 
     def due(self, epoch: int, rows: list[Row]) -> bool:
         """Evaluate after this epoch (counted from 1)? The last one always is."""
-        return True
+        often = self.options.get("every") or max(1, self.config.epochs // self.evaluations)
+        return epoch % (often if "every" in self.options else 1) == 0
 
     def result(self, rows: list[Row]) -> Row:
         """What the rows amount to, beside the last row's values."""
@@ -123,6 +131,25 @@ class Task(ABC):
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+class Examples(Task):
+    """A task with a few examples, ``train`` and ``test``: inputs and labels on the device."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    def example(self) -> Any:
+        return self.train[0][:32]
+
+    def batches(self, epoch: int) -> list[Batch]:
+        inputs, labels = self.train
+        stacks = shuffled(len(labels), self.options["batch"], self.generator(epoch))
+        return [(inputs[i], labels[i]) for i in (stack.to(self.device) for stack in stacks)]
+
+    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
+        inputs, labels = batch
+        return F.cross_entropy(model(inputs), labels, label_smoothing=phase.label_smoothing)
+
+
 def shuffled(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
     """A random order of ``count`` items as stacks of batches [steps, size], rest included."""
     order = torch.randperm(count, generator=generator)
@@ -139,6 +166,12 @@ def annealed(schedule: str, at: float, epochs: float) -> float:
         "linear": 1 - at / epochs,
         "step": GAMMA ** (STEPS * at // epochs),
     }[schedule]
+
+
+def best(rows: list[Row], key: str) -> Row:
+    """The best value on the way; None where there is none."""
+    values = [row[key] for row in rows if row[key] is not None]
+    return {f"best_{key}": (min if key.endswith("loss") else max)(values, default=None)}
 
 
 def accuracy(logits: Tensor, target: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import data
 from ..errors import LabError
 from ..records import Row
-from .base import PRECISIONS, Batch, Phase, Task, annealed
+from .base import PRECISIONS, Batch, Phase, Task, annealed, best
 
 CLASSES = 100
 MEAN = (0.5071, 0.4865, 0.4409)  # of the training images, by colour
@@ -183,10 +183,6 @@ class Cifar100(Task):
             label_smoothing=self.options["smoothing"] if late else 0.0,
         )
 
-    def due(self, epoch: int, rows: list[Row]) -> bool:
-        every = self.options["every"] or max(1, self.config.epochs // 100)
-        return epoch % every == 0
-
     # --- evaluation
 
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
@@ -200,8 +196,7 @@ class Cifar100(Task):
         return {f"{name}_accuracy": correct / len(labels), f"{name}_loss": loss / len(labels)}
 
     def result(self, rows: list[Row]) -> Row:
-        key = f"{self.judged[0]}_accuracy"
-        return {f"best_{key}": max(row[key] for row in rows)}
+        return best(rows, f"{self.judged[0]}_accuracy")
 
 
 def passed(milestone: int, epoch: int, epochs: int) -> bool:

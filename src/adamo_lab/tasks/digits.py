@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import LabError
 from ..records import Row
-from .base import Batch, Phase, Task, accuracy, shuffled
+from .base import Examples, accuracy, best
 
 TRAIN_SIZE = 1000  # of 1,797; the other 797 are the test set, the same for every seed
 
@@ -40,7 +39,7 @@ def made_digits() -> tuple[Tensor, Tensor]:
     return patterns[labels] + 0.5 * noise, labels
 
 
-class Digits(Task):
+class Digits(Examples):
     name = "digits"
 
     def load(self) -> None:
@@ -66,18 +65,6 @@ class Digits(Task):
             nn.Linear(2 * width, 10),
         )
 
-    def example(self) -> Any:
-        return self.train[0][:32]
-
-    def batches(self, epoch: int) -> list[Batch]:
-        images, labels = self.train
-        stacks = shuffled(TRAIN_SIZE, self.options["batch"], self.generator(epoch))
-        return [(images[i], labels[i]) for i in (stack.to(self.device) for stack in stacks)]
-
-    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
-        images, labels = batch
-        return F.cross_entropy(model(images), labels, label_smoothing=phase.label_smoothing)
-
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
         images, labels = self.test
         logits = model(images)
@@ -87,7 +74,7 @@ class Digits(Task):
         }
 
     def result(self, rows: list[Row]) -> Row:
-        return {"best_test_accuracy": max(row["test_accuracy"] for row in rows)}
+        return best(rows, "test_accuracy")
 
 
 TASK = Digits

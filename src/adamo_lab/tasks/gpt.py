@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import data
-from ..errors import LabError
-from ..records import Row
-from .base import Batch, Phase, Task
-from .language import made_text, windows
+from ..errors import require
+from .language import Language, made_text
 from .transformer import Layer, initialize, norm, rotary
 
 BYTES = 256
@@ -48,60 +44,26 @@ class GPT(nn.Module):
         return self.head(norm(x))
 
 
-class Text(Task):
+class Text(Language):
     """A round is ``steps`` batches of random windows; ``warmup`` is a share of all rounds."""
 
     name = "gpt"
-    moment = 0.5
+    final_factor = 0.0
+    evaluations = 10
 
     def load(self) -> None:
         width, heads, context = (self.options[k] for k in ("width", "heads", "context"))
-        if width % (2 * heads):
-            raise LabError(f"width must be a multiple of 2 · heads, got {width} and {heads}")
-        where = data.folder(self.data_dir)
+        fits = width % (2 * heads) == 0
+        require(fits, f"width must be a multiple of 2 · heads, got {width} and {heads}")
         text = "made" if self.config.synthetic else self.options["text"]
-        self.train, valid = read(text, where if text == "enwik8" else None, self.device)
-        if min(len(self.train), len(valid)) <= context:
-            raise LabError(f"context {context} is longer than the text; choose a smaller one")
-        self.valid = windows(valid, context)[: max(1, EVALUATED // context)]
+        where = data.folder(self.data_dir) if text == "enwik8" else None
+        self.cut(*read(text, where, self.device), EVALUATED // context, AT_ONCE // context)
 
     def model(self) -> nn.Module:
         return GPT(**{k: self.options[k] for k in ("layers", "heads", "width", "context")})
 
-    def example(self) -> Any:
-        return self.valid[:4, :16].long()
-
-    def batches(self, epoch: int) -> list[Batch]:
-        """Windows [steps, batch, context + 1] from anywhere in the text, as bytes."""
-        steps, batch, context = (self.options[k] for k in ("steps", "batch", "context"))
-        last = len(self.train) - context
-        start = torch.randint(last, (steps, batch, 1), generator=self.generator(epoch))
-        offsets = torch.arange(context + 1, device=self.device)
-        return [(self.train[start.to(self.device) + offsets],)]
-
-    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
-        return self.cross_entropy(model, batch[0])
-
-    def cross_entropy(self, model: nn.Module, text: Tensor, reduction: str = "mean") -> Tensor:
-        text = text.long()
-        with self.autocast():
-            logits = model(text[:, :-1])
-        target = text[:, 1:].flatten()
-        return F.cross_entropy(logits.flatten(0, 1).float(), target, reduction=reduction)
-
-    def due(self, epoch: int, rows: list[Row]) -> bool:
-        return epoch % (self.options["every"] or max(1, self.config.epochs // 10)) == 0
-
-    def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
-        """In nats, on windows of the validation text side by side, each with its next byte."""
-        total = torch.zeros((), device=self.device)
-        for part in self.valid.split(max(1, AT_ONCE // self.options["context"])):
-            total = total + self.cross_entropy(model, part, "sum")
-        return {"valid_loss": total / self.valid[:, 1:].numel()}
-
-    def result(self, rows: list[Row]) -> Row:
-        losses = [row["valid_loss"] for row in rows if row["valid_loss"] is not None]
-        return {"best_valid_loss": min(losses, default=None)}
+    def metrics(self, loss: Tensor) -> dict[str, Tensor]:
+        return {"valid_loss": loss}
 
 
 @lru_cache(maxsize=2)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LabError
 from ..records import Row
-from .base import Batch, Phase, Task, shuffled
+from .base import Examples, best
 
 THRESHOLD = 0.95  # of the test accuracy: the grokking epoch is the first one above it
 WATCHED = 0.5  # from here to the threshold every epoch is evaluated
@@ -61,14 +59,12 @@ class OneHotMLP(nn.Module):
 MODELS = {"embedding": EmbeddingMLP, "one-hot": OneHotMLP}
 
 
-class Grokking(Task):
+class Grokking(Examples):
     name = "grokking"
 
     def load(self) -> None:
         p = self.options["p"]
-        a, b = torch.meshgrid(torch.arange(p), torch.arange(p), indexing="ij")
-        self.pairs = torch.stack((a, b), -1).view(-1, 2).to(self.device)
-        self.sums = self.pairs.sum(-1) % p
+        pairs = torch.cartesian_prod(torch.arange(p), torch.arange(p)).to(self.device)
         order = torch.randperm(p * p, generator=self.generator(-1)).to(self.device)
         count = round(self.options["train_share"] * len(order))
         if not 0 < count < len(order):
@@ -76,41 +72,28 @@ class Grokking(Task):
                 f"train_share {self.options['train_share']} takes {count} of {len(order)} pairs; "
                 f"leave some to train with and some to test"
             )
-        self.train, self.test = order[:count], order[count:]
+        self.pairs, self.sums, self.count = pairs[order], pairs[order].sum(-1) % p, count
+        self.train = self.pairs[:count], self.sums[:count]
+        self.test = self.pairs[count:], self.sums[count:]
 
     def model(self) -> nn.Module:
         return MODELS[self.options["model"]](self.options["p"], self.options["width"])
 
-    def example(self) -> Any:
-        return self.pairs[::37][:64]
-
-    def batches(self, epoch: int) -> list[Batch]:
-        stacks = shuffled(len(self.train), self.options["batch"], self.generator(epoch))
-        chosen = [self.train[stack.to(self.device)] for stack in stacks]
-        return [(self.pairs[i], self.sums[i]) for i in chosen]
-
-    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
-        pairs, sums = batch
-        return F.cross_entropy(model(pairs), sums)
-
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
-        correct = model(self.pairs).argmax(-1) == self.sums
+        correct = (model(self.pairs).argmax(-1) == self.sums).float()
         return {
-            "train_accuracy": correct[self.train].float().mean(),
-            "test_accuracy": correct[self.test].float().mean(),
+            "train_accuracy": correct[: self.count].mean(),
+            "test_accuracy": correct[self.count :].mean(),
         }
 
     def due(self, epoch: int, rows: list[Row]) -> bool:
         """Every tenth epoch, and every one in the transition, so that its epoch is exact."""
         last = rows[-1]["test_accuracy"] if rows else 0.0
         watched = last > WATCHED and grokking_epoch(rows) is None
-        return epoch % self.options["every"] == 0 or watched
+        return super().due(epoch, rows) or watched
 
     def result(self, rows: list[Row]) -> Row:
-        return {
-            "grokking_epoch": grokking_epoch(rows),
-            "best_test_accuracy": max(row["test_accuracy"] for row in rows),
-        }
+        return {"grokking_epoch": grokking_epoch(rows), **best(rows, "test_accuracy")}
 
 
 def grokking_epoch(rows: list[Row]) -> int | None:

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import data
-from ..errors import LabError
+from ..errors import LabError, require
 from ..records import Row
-from .base import Batch, Phase, Task
+from .base import Batch, Phase, Task, best
 
 TRAIN_SHARE = 0.9  # of the characters; WikiText-2 brings its own split
 # Validation windows at most, whatever the batch: at the usual context all of Tiny Shakespeare's
@@ -112,68 +112,60 @@ class Language(Task):
     final_factor = 0.1
 
     def load(self) -> None:
-        if self.options["width"] % self.options["heads"]:
-            raise LabError(
-                f"width must be a multiple of heads, got {self.options['width']} and "
-                f"{self.options['heads']}"
-            )
+        width, heads = self.options["width"], self.options["heads"]
+        require(width % heads == 0, f"width must be a multiple of heads, got {width} and {heads}")
         where = None if self.config.synthetic else data.folder(self.data_dir)
         self.words = self.options["corpus"] == "wikitext2"
         self.corpus = read(self.options["corpus"], where, self.device)
+        self.cut(self.corpus.train, self.corpus.valid, EVALUATED, AT_ONCE)
+
+    def cut(self, train: Tensor, valid: Tensor, evaluated: int, at_once: int) -> None:
+        """Take these texts: so many windows to judge by, so many of them in one batch."""
         context = self.options["context"]
-        if min(len(self.corpus.train), len(self.corpus.valid)) <= context:
-            raise LabError(f"context {context} is longer than the text; choose a smaller one")
-        self.windows = windows(self.corpus.valid, context)
+        fits = min(len(train), len(valid)) > context
+        require(fits, f"context {context} is longer than the text; choose a smaller one")
+        self.train, self.at_once = train, max(1, at_once)
+        self.valid = windows(valid, context)[: max(1, evaluated)]
 
     def model(self) -> nn.Module:
         sizes = {k: self.options[k] for k in ("layers", "heads", "width", "context", "dropout")}
         return GPT(len(self.corpus.vocabulary), tied=self.words, **sizes)
 
     def example(self) -> Any:
-        return self.windows[:4, :16]
-
-    # --- training
+        return self.valid[:4, :16].long()
 
     def batches(self, epoch: int) -> list[Batch]:
-        """Windows from anywhere in the text, and the same moved by one token."""
-        last = len(self.corpus.train) - self.options["context"]
-        shape = (self.options["steps"], self.options["batch"], 1)
-        start = torch.randint(last, shape, generator=self.generator(epoch))
-        index = (start + torch.arange(self.options["context"])).to(self.device)
-        return [(self.corpus.train[index], self.corpus.train[index + 1])]
+        """Windows [steps, batch, context + 1] from anywhere in the text."""
+        steps, batch, context = (self.options[k] for k in ("steps", "batch", "context"))
+        last = len(self.train) - context
+        start = torch.randint(last, (steps, batch, 1), generator=self.generator(epoch))
+        offsets = torch.arange(context + 1, device=self.device)
+        return [(self.train[start.to(self.device) + offsets],)]
 
     def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
-        tokens, following = batch
-        return self.cross_entropy(model, tokens, following)
+        return self.cross_entropy(model, batch[0])
 
-    def cross_entropy(
-        self, model: nn.Module, tokens: Tensor, following: Tensor, reduction: str = "mean"
-    ) -> Tensor:
+    def cross_entropy(self, model: nn.Module, text: Tensor, reduction: str = "mean") -> Tensor:
+        """Of every token of the windows but the first, in nats."""
+        text = text.long()
         with self.autocast():
-            logits = model(tokens)
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(), following.flatten(), reduction=reduction
-        )
-
-    def due(self, epoch: int, rows: list[Row]) -> bool:
-        every = self.options["every"] or max(1, self.config.epochs // 100)
-        return epoch % every == 0
-
-    # --- evaluation
+            logits = model(text[:, :-1])
+        target = text[:, 1:].flatten()
+        return F.cross_entropy(logits.flatten(0, 1).float(), target, reduction=reduction)
 
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
         """On windows of the validation text side by side, each with its next token."""
-        chosen = self.windows[:EVALUATED]
         total = torch.zeros((), device=self.device)
-        for part in chosen.split(AT_ONCE):
-            total = total + self.cross_entropy(model, part[:, :-1], part[:, 1:], "sum")
-        loss = total / chosen[:, 1:].numel()
-        metrics = {"valid_loss": loss, "valid_perplexity": loss.exp()}
-        return metrics if self.words else {**metrics, "valid_bits": loss / math.log(2)}
+        for part in self.valid.split(self.at_once):
+            total = total + self.cross_entropy(model, part, "sum")
+        return self.metrics(total / self.valid[:, 1:].numel())
+
+    def metrics(self, loss: Tensor) -> dict[str, Tensor]:
+        found = {"valid_loss": loss, "valid_perplexity": loss.exp()}
+        return found if self.words else {**found, "valid_bits": loss / math.log(2)}
 
     def result(self, rows: list[Row]) -> Row:
-        losses = [row["valid_loss"] for row in rows if row["valid_loss"] is not None]
-        return {"best_valid_loss": min(losses, default=None)}
+        return best(rows, "valid_loss")
 
 
 def windows(tokens: Tensor, context: int) -> Tensor:
@@ -201,11 +193,11 @@ def read(corpus: str, where: Path | None, device: torch.device) -> Corpus:
     return Corpus(vocabulary, torch.tensor(train).to(device), torch.tensor(valid).to(device))
 
 
-def characters(where: Path | None) -> tuple[list[str], list[str]]:
+def shakespeare(where: Path | None) -> tuple[list[str], list[str]]:
     return divided(list(data.shakespeare(where)) if where else made_text(list(ascii_lowercase)))
 
 
-def words(where: Path | None) -> tuple[list[str], list[str]]:
+def wikitext2(where: Path | None) -> tuple[list[str], list[str]]:
     if where:
         return data.wikitext2("train", where), data.wikitext2("valid", where)
     return divided(made_text([f"w{i}" for i in range(200)]))
@@ -216,7 +208,7 @@ def divided(text: list[str]) -> tuple[list[str], list[str]]:
     return text[:cut], text[cut:]
 
 
-CORPORA = {"shakespeare": characters, "wikitext2": words}
+CORPORA = {"shakespeare": shakespeare, "wikitext2": wikitext2}
 
 
 def made_text(symbols: list[str], length: int = 40_000, choices: int = 4) -> list[str]:

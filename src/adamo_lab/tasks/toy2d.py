@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..records import Row
-from .base import Batch, Phase, Task, accuracy, shuffled
+from .base import Examples, accuracy
 
 RADIUS = 1.3  # the boundary is drawn on [-RADIUS, RADIUS]²
 
 
-def spirals(count: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def spirals(
+    count: int, noise: float, generator: torch.Generator, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Points [count, 2] on two interleaved spirals of one turn, and which one each is on."""
     label = torch.arange(count) % 2
     turn = torch.rand(count, generator=generator).sqrt()
     angle = 2 * math.pi * turn + math.pi * label
     points = turn[:, None] * torch.stack((angle.cos(), angle.sin()), 1)
-    return points + noise * torch.randn(count, 2, generator=generator), label
+    points += noise * torch.randn(count, 2, generator=generator)
+    return points.to(device), label.to(device)
 
 
-class Toy2d(Task):
+class Toy2d(Examples):
     """The data are made by formula: ``synthetic`` changes nothing here."""
 
     name = "toy2d"
 
     def load(self) -> None:
         generator = self.generator(-1)
-        noise = self.options["noise"]
-        train = spirals(self.options["points"], noise, generator)
-        test = spirals(2000, noise, generator)
-        self.train = train[0].to(self.device), train[1].to(self.device)
-        self.test = test[0].to(self.device), test[1].to(self.device)
+        self.train, self.test = (
+            spirals(count, self.options["noise"], generator, self.device)
+            for count in (self.options["points"], 2000)
+        )
 
     def model(self) -> nn.Module:
         width = self.options["width"]
@@ -45,27 +44,12 @@ class Toy2d(Task):
             layers += [nn.Linear(features, width), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(width, 2))
 
-    def example(self) -> Any:
-        return self.train[0][:16]
-
-    def batches(self, epoch: int) -> list[Batch]:
-        points, labels = self.train
-        stacks = shuffled(len(labels), self.options["batch"], self.generator(epoch))
-        return [(points[i], labels[i]) for i in (stack.to(self.device) for stack in stacks)]
-
-    def loss(self, model: nn.Module, batch: Batch, phase: Phase) -> Tensor:
-        points, labels = batch
-        return F.cross_entropy(model(points), labels)
-
     def evaluate(self, model: nn.Module) -> dict[str, Tensor]:
         points, labels = self.test
         return {
             "test_accuracy": accuracy(model(points), labels),
             "boundary_length": boundary_length(self.margin(model)),
         }
-
-    def due(self, epoch: int, rows: list[Row]) -> bool:
-        return epoch % self.options["every"] == 0
 
     def margin(self, model: nn.Module) -> Tensor:
         """By how much the second class leads, on a grid [y, x] over the square."""
