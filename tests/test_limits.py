@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -266,6 +269,48 @@ def test_where_nothing_turns_200_steps_are_adamw_s_bit_for_bit(
             optimizer.step()
         ends.append([p.detach() for p in model.parameters()])
     assert all(map(torch.equal, *ends))
+
+
+def test_kept_lists_give_adamws_bits_whatever_happens_between_steps() -> None:
+    """Missing and new gradients, other numbers, replaced state, other layouts: as torch does."""
+    torch.manual_seed(0)
+    ours, theirs = ([nn.Parameter(torch.randn(n, 4)) for n in (3, 5, 7)] for _ in range(2))
+    for p, q in zip(ours, theirs, strict=True):
+        q.data.copy_(p.data)
+    angular = AngularAdamW([{"params": ours, "rule": "general"}], lr=1e-2, fused=True)
+    adamw = torch.optim.AdamW(theirs, lr=1e-2, fused=True)
+    events: dict[int, Callable[[torch.optim.Optimizer], None]] = {
+        6: lambda o: o.load_state_dict(copy.deepcopy(o.state_dict())),
+        9: lambda o: o.param_groups[0].update(lr=torch.tensor(5e-3)),
+        11: lambda o: o.param_groups[0].update(lr=2e-3, betas=(0.8, 0.99)),
+        13: lambda o: o.state[o.param_groups[0]["params"][0]].update(
+            exp_avg=torch.ones(3, 4), exp_avg_sq=torch.ones(3, 4)
+        ),
+        15: lambda o: o.state[o.param_groups[0]["params"][1]].update(note="a user's"),
+    }
+    for t in range(20):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = None if t in (3, 17) and p is ours[1] else torch.randn_like(p)
+            q.grad = None if p.grad is None else p.grad.clone()
+        for optimizer in (angular, adamw):
+            events.get(t, lambda o: None)(optimizer)
+            optimizer.step()
+        for p, q in zip(ours, theirs, strict=True):
+            assert torch.equal(p, q), t
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                assert torch.equal(angular.state[p][key], adamw.state[q][key]), (t, key)
+
+
+def test_no_gradient_outlives_zero_grad() -> None:
+    """The lists that are kept between steps hold none."""
+    p = nn.Parameter(torch.randn(4, 4))
+    optimizer = AngularAdamW([{"params": [p], "rule": "general"}], fused=True)
+    for _ in range(3):
+        p.grad = torch.randn_like(p)
+        gone = weakref.ref(p.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert gone() is None
 
 
 @EVERY_BACKEND
