@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .blocks import LARGE_PIECE, PIECE, Block, Blocks, Piece
+from .blocks import LARGE_PIECE, PIECE, READ_PIECE, Block, Blocks, Piece
 from .geometry import compute_dtype, total
 from .rounding import round_stochastically
 
@@ -44,10 +44,11 @@ def batches(blocks: Blocks, names: str, *vectors: Tensor) -> Iterator[Batch]:
         tensors = [getattr(block, name) for name in names.split()]
         if any(x is None for x in tensors):  # it has no g⁻
             continue
-        for piece in block.pieces(*tensors, whole=blocks.replace):
+        limit = PIECE.get(block.w.device.type, LARGE_PIECE)
+        limit = READ_PIECE if blocks.read else limit
+        for piece in block.pieces(*tensors, whole=blocks.replace, limit=limit):
             part = Part(i, block, piece)
             alone = block.rows is not None or block.seed is not None or not blocks.together
-            limit = PIECE.get(block.w.device.type, LARGE_PIECE)
             if alone or part.numel > limit // 2:
                 yield Batch(blocks, names, part, [piece.of(column[i]) for column in columns])
                 continue
@@ -190,4 +191,3 @@ def products(blocks: Blocks, pairs: tuple[tuple[Tensor, Tensor], ...], by_row: b
             product = widen(y) * (widen(x) if on_cpu else x)
             results.append(product.sum(dims) if by_row else total(product))
     return torch.stack(results, dim=-1).to(blocks.scalar)
-

@@ -15,8 +15,9 @@ from .geometry import flat, lie_alike
 
 # Entries that a pass holds copies of at a time: what fits into a CPU's cache, and elsewhere enough
 # that launches do not count. It bounds the memory a step needs beside its state.
-PIECE = {"cpu": 1 << 18}
+PIECE = {"cpu": 1 << 17}
 LARGE_PIECE = 1 << 20
+READ_PIECE = 1 << 19  # where Python reads the numbers: less is copied, and every piece costs calls
 
 
 @dataclass
@@ -40,9 +41,11 @@ class Block:
     rows: int | None = None
     first_row: int = 0
 
-    def pieces(self, *tensors: Tensor, whole: bool = False) -> Iterator[Piece]:
+    def pieces(
+        self, *tensors: Tensor, whole: bool = False, limit: int | None = None
+    ) -> Iterator[Piece]:
         """Tensors of the block's shape in parts that bound the memory a pass needs."""
-        first, limit = tensors[0], PIECE.get(tensors[0].device.type, LARGE_PIECE)
+        first, limit = tensors[0], limit or PIECE.get(tensors[0].device.type, LARGE_PIECE)
         whole = whole or self.places is not None or torch.compiler.is_compiling()
         if whole or first.numel() <= limit:
             yield Piece(list(tensors), slice(None))

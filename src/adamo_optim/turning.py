@@ -249,10 +249,10 @@ def rounded_sums(w: Tensor, g: Tensor, m: Tensor) -> Tensor:
     Rows are summed in the precision of the entries, in half of the time, and added in float64.
     """
     result = w.new_zeros(4, dtype=torch.float64)
-    for w, g, m in zip(*(in_rows(wide(x)) for x in (w, g, m)), strict=True):
-        norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in (w, g, m)]).double()
+    for rows in zip(*(in_rows(wide(x)) for x in (w, g, m)), strict=True):
+        norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in rows]).double()
         ww, gg, mm = norms.mul_(norms).sum(1).tolist()
-        mw = (m * w).sum(1).sum(dtype=torch.float64).item()
+        mw = (rows[2] * rows[0]).sum(1).sum(dtype=torch.float64).item()
         result += result.new_tensor((ww, gg, mw, mm))
     return result
 
