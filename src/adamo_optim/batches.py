@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .blocks import LARGE_PIECE, PIECE, Block, Blocks, Piece
+from .blocks import LARGE_PIECE, PIECE, READ_PIECE, Block, Blocks, Piece
 from .geometry import compute_dtype, total
 from .rounding import round_stochastically
 
@@ -44,10 +44,11 @@ def batches(blocks: Blocks, names: str, *vectors: Tensor) -> Iterator[Batch]:
         tensors = [getattr(block, name) for name in names.split()]
         if any(x is None for x in tensors):  # it has no g⁻
             continue
-        for piece in block.pieces(*tensors, whole=blocks.replace):
+        limit = PIECE.get(block.w.device.type, LARGE_PIECE)
+        limit = READ_PIECE if blocks.read else limit
+        for piece in block.pieces(*tensors, whole=blocks.replace, limit=limit):
             part = Part(i, block, piece)
             alone = block.rows is not None or block.seed is not None or not blocks.together
-            limit = PIECE.get(block.w.device.type, LARGE_PIECE)
             if alone or part.numel > limit // 2:
                 yield Batch(blocks, names, part, [piece.of(column[i]) for column in columns])
                 continue
@@ -87,7 +88,7 @@ class Sums(list[list[Tensor]]):
 class Batch:
     """One piece of one block."""
 
-    def __init__(self, blocks: Blocks, names: str, part: Part, numbers: list[Tensor]) -> None:
+    def __init__(self, blocks: Blocks, names: str, part: Part, numbers: list[Any]) -> None:
         self.blocks, self.part, self.numbers = blocks, part, numbers
         self.names, self.tensors = names.split(), part.piece.tensors
 
@@ -110,15 +111,10 @@ class Batch:
             value = round_stochastically(value, step, block.seed, places)
         self.write("w", value)
 
-    def add_products(
-        self, sums: Sums, *pairs: tuple[Tensor, Tensor], rounded: bool = False
-    ) -> None:
-        """⟨x, y⟩ of every pair: of the whole, or of each of its rows.
-
-        ``rounded``: products in the precision of the entries, in half of the time on a CPU.
-        """
+    def add_products(self, sums: Sums, *pairs: tuple[Tensor, Tensor]) -> None:
+        """⟨x, y⟩ of every pair: of the whole, or of each of its rows."""
         by_row = self.part.block.rows is not None
-        sums[self.part.i].append(products(self.blocks, pairs, by_row, rounded))
+        sums[self.part.i].append(products(self.blocks, pairs, by_row))
 
 
 class Lines(Batch):
@@ -167,26 +163,21 @@ class Lines(Batch):
     def write_weight(self, value: Tensor, step: Tensor) -> None:
         self.write("w", value)
 
-    def add_products(
-        self, sums: Sums, *pairs: tuple[Tensor, Tensor], rounded: bool = False
-    ) -> None:
-        rows = products(self.blocks, pairs, by_row=True, rounded=rounded).split(self.counts)
+    def add_products(self, sums: Sums, *pairs: tuple[Tensor, Tensor]) -> None:
+        rows = products(self.blocks, pairs, by_row=True).split(self.counts)
         for part, lines in zip(self.parts, rows, strict=True):
             sums[part.i].append(lines.sum(0))
 
 
-def products(
-    blocks: Blocks, pairs: tuple[tuple[Tensor, Tensor], ...], by_row: bool, rounded: bool = False
-) -> Tensor:
+def products(blocks: Blocks, pairs: tuple[tuple[Tensor, Tensor], ...], by_row: bool) -> Tensor:
     """⟨x, y⟩ of every pair in ``blocks.scalar``, in which a product of two floats is exact."""
-    dtype = compute_dtype(pairs[0][0]) if rounded else blocks.scalar
     wide: list[tuple[Tensor, Tensor]] = []  # not by id, which would have a step compiled again
 
     def widen(x: Tensor) -> Tensor:
         for narrow, copy in wide:
             if narrow is x:
                 return copy
-        wide.append((x, x.to(dtype)))
+        wide.append((x, x.to(blocks.scalar)))
         return wide[-1][1]
 
     results = []

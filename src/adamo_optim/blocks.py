@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from .dtensor import as_real
-from .geometry import flat, is_dense, same_strides
+from .geometry import flat, lie_alike
 
 # Entries that a pass holds copies of at a time: what fits into a CPU's cache, and elsewhere enough
 # that launches do not count. It bounds the memory a step needs beside its state.
 PIECE = {"cpu": 1 << 17}
 LARGE_PIECE = 1 << 20
+READ_PIECE = 1 << 19  # where Python reads the numbers: less is copied, and every piece costs calls
 
 
 @dataclass
@@ -40,9 +41,11 @@ class Block:
     rows: int | None = None
     first_row: int = 0
 
-    def pieces(self, *tensors: Tensor, whole: bool = False) -> Iterator[Piece]:
+    def pieces(
+        self, *tensors: Tensor, whole: bool = False, limit: int | None = None
+    ) -> Iterator[Piece]:
         """Tensors of the block's shape in parts that bound the memory a pass needs."""
-        first, limit = tensors[0], PIECE.get(tensors[0].device.type, LARGE_PIECE)
+        first, limit = tensors[0], limit or PIECE.get(tensors[0].device.type, LARGE_PIECE)
         whole = whole or self.places is not None or torch.compiler.is_compiling()
         if whole or first.numel() <= limit:
             yield Piece(list(tensors), slice(None))
@@ -51,12 +54,10 @@ class Block:
             for start in range(0, self.rows, length):
                 part = slice(start, min(start + length, self.rows))
                 yield Piece([x[part] for x in tensors], part)
-        elif is_dense(first) and all(
-            same_strides(x.stride(), first.stride(), first.shape) for x in tensors
-        ):
-            lines = [flat(x) for x in tensors]
-            for start in range(0, first.numel(), limit):
-                yield Piece([x[start : start + limit] for x in lines], slice(None), start)
+        elif lie_alike(*tensors):
+            lines = [flat(x).split(limit) for x in tensors]
+            for k, parts in enumerate(zip(*lines, strict=True)):
+                yield Piece(list(parts), slice(None), k * limit)
         else:
             yield Piece(list(tensors), slice(None))
 
@@ -75,9 +76,10 @@ class Piece:
     rows: slice
     start: int | None = None
 
-    def of(self, coefficient: Tensor) -> Tensor:
+    def of(self, coefficient: Any) -> Any:
         """The numbers of a block, shaped by :meth:`Block.shape`, for this piece."""
-        return coefficient if coefficient.dim() == 0 else coefficient[self.rows]
+        is_column = isinstance(coefficient, Tensor) and coefficient.dim() > 0
+        return coefficient[self.rows] if is_column else coefficient
 
 
 class Blocks(list[Block]):
@@ -85,21 +87,28 @@ class Blocks(list[Block]):
 
     ``replace`` is for the differentiable backend: new tensors then take the place of the old ones,
     which autograd may still need. ``together``: small tensors are worked on side by side.
+    ``read``: numbers are Python's, which kernels take faster; for a CPU, where nothing waits.
     """
 
     def __init__(
-        self, scalar: torch.dtype, sizes: list[int], replace: bool = False, together: bool = False
+        self,
+        scalar: torch.dtype,
+        sizes: list[int],
+        replace: bool = False,
+        together: bool = False,
+        read: bool = False,
     ) -> None:
         super().__init__()
-        self.scalar, self.sizes, self.replace = scalar, sizes, replace
+        self.scalar, self.sizes, self.replace, self.read = scalar, sizes, replace, read
         self.together = together and not torch.compiler.is_compiling()
         self.plain = all(size == 1 for size in sizes)
         self.first = list(accumulate(sizes, initial=0))  # place of each member
 
-    def pick(self, vector: Tensor) -> list[Tensor]:
+    def pick(self, vector: Tensor) -> list[Any]:
         """A law's vector as the blocks' own numbers, each shaped to multiply its tensors."""
         if self.plain:
-            entries = vector.unbind()
+            read = self.read and not torch.compiler.is_compiling()
+            entries = vector.tolist() if read else vector.unbind()
             return [entries[block.member] for block in self]
         entries = vector.split(self.sizes)
         return [block.shape(entries[block.member]) for block in self]

@@ -15,7 +15,7 @@ from .blocks import Blocks, block_of
 from .buckets import Bucket, Member
 from .diagnostics import of_turns
 from .dtensor import as_real, lay_out_like, local
-from .geometry import real_numel, scalar_dtype
+from .geometry import in_rows, is_dense, lie_alike, real_numel, scalar_dtype
 from .law import (
     TURN_RECORD,
     UNSET,
@@ -175,12 +175,15 @@ class Work:
         self.bucket, self.options = bucket, options
         self.grad_scale, self.found_inf = grad_scale, found_inf
         self.in_place = not bucket.differentiable
-        together = not bucket.differentiable and bucket.device.type != "cpu"
-        self.blocks = Blocks(bucket.dtype, bucket.sizes, bucket.differentiable, together)
+        on_cpu = bucket.device.type == "cpu"
+        flags = (bucket.differentiable, self.in_place and not on_cpu, self.in_place and on_cpu)
+        self.blocks = Blocks(bucket.dtype, bucket.sizes, *flags)
         for i, (member, g) in enumerate(zip(bucket.members, grads, strict=True)):
             if g is not None:
-                state = bucket.local_state(member)
-                self.blocks.append(block_of(i, local(member.p), g, state, bucket.differentiable))
+                state, p = bucket.local_state(member), local(member.p)
+                if self.blocks.read and is_dense(p) and not lie_alike(p, g):
+                    g = torch.empty_like(p, dtype=g.dtype).copy_(g)  # the passes want one layout
+                self.blocks.append(block_of(i, p, g, state, bucket.differentiable))
         self.members = [block.member for block in self.blocks]
 
     def run(self) -> None:
@@ -193,15 +196,21 @@ class Work:
             (w, g, m), (beta1, rest1) = batch.tensors, batch.numbers
             if scale is not None:
                 g = g * scale.double().reciprocal().to(g.dtype)
+            read = isinstance(beta1, float)  # on a CPU
             in_place = self.in_place and wide(m) is m and self.found_inf is None
-            new_m = m.mul_(beta1) if in_place else wide(m) * beta1
-            new_m = new_m.add_(wide(g).to(new_m.dtype) * rest1)
+            if in_place and read and rest1 == 1 - beta1:
+                new_m = m.lerp_(g.to(m.dtype), rest1)
+            else:
+                new_m = m.mul_(beta1) if in_place else wide(m) * beta1
+                new_m = new_m.add_(wide(g).to(new_m.dtype) * rest1)
             if self.found_inf is not None:
                 new_m = torch.where(self.found_inf == 0, new_m, m)
             new_m = new_m.to(m.dtype)
             batch.write("m", new_m)
-            pairs = (w, w), (g, g), (new_m, w), (new_m, new_m)
-            batch.add_products(sums, *pairs, rounded=self.in_place and not self.blocks.together)
+            if read and lie_alike(w, g, new_m):
+                sums[batch.part.i].append(rounded_sums(w, g, new_m))
+            else:
+                batch.add_products(sums, (w, w), (g, g), (new_m, w), (new_m, new_m))
         return self.bucket.spread(sums.add_up(4), self.members, 4)
 
     def proceed(self, rows: Tensor, active: Tensor) -> None:
@@ -212,7 +221,11 @@ class Work:
         traits = TurnTraits(*bucket.traits.unbind())
         turn, memory = turn_law(self.options, traits, bucket.read(), sums, active)
         for batch in batches(self.blocks, "w m", turn.a1, turn.b):
-            (w, m), (a1, b) = map(wide, batch.tensors), batch.numbers
+            (w, m), (a1, b) = batch.tensors, batch.numbers
+            if isinstance(b, float) and b > 0 and wide(w) is w and lie_alike(w, m):
+                step_of_sgd(w, m, lr=b, weight_decay=-a1 / b)
+                continue
+            w = wide(w)
             shift = (w * a1).sub_(m.to(w.dtype) * b)
             batch.write("w", w.add_(shift) if self.in_place else w + shift)
         bucket.write(memory)
@@ -228,6 +241,34 @@ class Work:
             as_before = torch.view_as_complex if member.p.is_complex() else lambda x: x
             member.p.copy_(as_before(block.w))
             member.state["exp_avg"] = as_before(block.m)
+
+
+def rounded_sums(w: Tensor, g: Tensor, m: Tensor) -> Tensor:
+    """‖w‖², ‖g‖², ⟨m,w⟩, ‖m‖² of dense tensors on a CPU.
+
+    Rows are summed in the precision of the entries, in half of the time, and added in float64.
+    """
+    result = w.new_zeros(4, dtype=torch.float64)
+    for rows in zip(*(in_rows(wide(x)) for x in (w, g, m)), strict=True):
+        norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in rows]).double()
+        ww, gg, mm = norms.mul_(norms).sum(1).tolist()
+        mw = (rows[2] * rows[0]).sum(1).sum(dtype=torch.float64).item()
+        result += result.new_tensor((ww, gg, mw, mm))
+    return result
+
+
+def step_of_sgd(w: Tensor, m: Tensor, lr: float, weight_decay: float) -> None:
+    """w ← w − lr·(m + weight_decay·w) in torch's one kernel on a CPU that has both coefficients."""
+    torch._fused_sgd_(
+        *([w], [m], []),
+        weight_decay=weight_decay,
+        momentum=0.0,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
 
 
 def wide(x: Tensor) -> Tensor:
