@@ -203,13 +203,12 @@ def test_every_instruction_set_gives_the_same_bits(
     make: Callable[..., Any], dtype: torch.dtype
 ) -> None:
     best = train(make(parameters(SIZES, dtype)), 4)
-    for version in (0, 1):
-        kernel().use(version)
-        try:
-            other = train(make(parameters(SIZES, dtype)), 4)
-        finally:
-            kernel().use()
-        assert_same_bits(best, other)
+    kernel().use(0)
+    try:
+        portable = train(make(parameters(SIZES, dtype)), 4)
+    finally:
+        kernel().use()
+    assert_same_bits(best, portable)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 # A row of this many products is summed by one thread, so that the total does not depend on the
-# number of threads (torch starts to split a sum at 32,768 entries). In float32 a norm of so many
-# entries is exact to 1e-8; of 4,096 it was not.
+# number of threads (torch starts to split a sum at 32,768 entries). Rows are short, because in
+# float32 a norm of 4,096 entries was not exact enough for the tests.
 CHUNK = 1024
 
 

@@ -208,7 +208,8 @@ static inline Range next_tile(Range tile)
 #undef LOAD_DOUBLE
 #undef WIDEN_DIFFERENCE
 #undef ADD_EXACT_PRODUCT
-/* Intrinsics, because GCC makes a detour of __builtin_convertvector. */
+/* Intrinsics, because GCC makes a detour of __builtin_convertvector. AVX-512 was no faster: what
+   the passes wait for is memory. */
 #define VERSION avx2
 #define TARGET __attribute__((target("avx2,fma")))
 #define WIDTH 4
@@ -221,30 +222,15 @@ static inline Range next_tile(Range tile)
 #define DOUBLE 1
 #include "passes.h"
 
-/* AVX-512 for the elementwise loops only: 5 % of a step by rows. Sums of eight doubles at a time
-   were no faster. */
-#undef VERSION
-#undef TARGET
-#define VERSION avx512
-#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,prefer-vector-width=512")))
-#define DOUBLE 0
-#include "passes.h"
-#define DOUBLE 1
-#include "passes.h"
-
 /* by instruction set, precision, optimizer and phase */
 static Pass *const (*const versions[][2])[DONE] = {
     {passes_float_portable, passes_double_portable},
     {passes_float_avx2, passes_double_avx2},
-    {passes_float_avx512, passes_double_avx512},
 };
 
 static int best_version(void)
 {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-        return 0;
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")
-            && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") ? 2 : 1;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 #else
 static Pass *const (*const versions[][2])[DONE] = {{passes_float_portable, passes_double_portable}};
@@ -718,7 +704,7 @@ static PyObject *laws(PyObject *module, PyObject *args)
 
 PyDoc_STRVAR(use_doc,
     "use(version=-1, helpers=False)\n\nFor tests: which version of the passes to take, 0 portable, 1 "
-    "AVX2, 2 AVX-512, -1 the best of\nthis machine; and whether to use own helper threads in place of OpenMP's.");
+    "AVX2, -1 the best of this\nmachine; and whether to use own helper threads in place of OpenMP's.");
 
 static PyObject *use(PyObject *module, PyObject *args)
 {
