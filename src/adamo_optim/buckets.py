@@ -28,7 +28,7 @@ from .dtensor import (
 )
 from .geometry import scalar_dtype
 from .option_table import OptionTable
-from .options import check_options
+from .options import check_numbers
 
 
 @dataclass
@@ -114,10 +114,7 @@ class Bucket(ABC):
         self.sizes = [member.size for member in members]
         self.starts = [0, *accumulate(self.sizes)][:-1]  # the first block of every member
         self.blocks = sum(self.sizes)
-        self.dtypes = [p.dtype for p in self.params]
-        self.devices = [self.device] * len(members)
-        self.shapes = [p.shape for p in self.params]
-        self.strides = [p.stride() for p in self.params]
+        self.looks = self._looks()
         self.rows_here = [member.rows_here(self.mesh) for member in members]
         self.holds_shards = any(map(is_sharded, self.params))
         self.groups: list[dict[str, Any]] = []
@@ -127,7 +124,7 @@ class Bucket(ABC):
                 self.groups.append(member.group)
                 counts.append(0)
             counts[-1] += member.size
-        check = partial(check_options, reads_devices=False)
+        check = partial(check_numbers, reads_devices=False)
         self.table = OptionTable(
             self.Options, self.numbers_of, check, counts, self.device, self.dtype
         )
@@ -181,13 +178,7 @@ class Bucket(ABC):
 
     def is_current(self) -> bool:
         """False when somebody changed a parameter's storage or replaced a tensor of its state."""
-        if [p.dtype for p in self.params] != self.dtypes:
-            return False
-        if [p.device for p in self.params] != self.devices:
-            return False
-        if [p.shape for p in self.params] != self.shapes:
-            return False
-        if [p.stride() for p in self.params] != self.strides:
+        if self._looks() != self.looks:
             return False
         if self.differentiable:
             return True
@@ -197,6 +188,10 @@ class Bucket(ABC):
                 return False
             self.entries = entries  # somebody keeps things of theirs beside ours
         return True
+
+    def _looks(self) -> list[Any]:
+        """What of the parameters a layout depends on."""
+        return [(p.dtype, p.device, p.shape, p.stride()) for p in self.params]
 
     def _own_entries(self) -> list[Any]:
         keys = (*self.Memory._fields, *self.BUFFERS)

@@ -79,11 +79,29 @@ FOREIGN = {
 COLLAPSE_DECAY = 1e-3  # decay per step above which AdamO's constructor warns
 
 
-def check_options(options: Mapping[str, Any], reads_devices: bool = True) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` with name, value and legal range for the first bad option.
 
-    Only the options that are there are looked at: the two optimizers have different ones. With
-    ``reads_devices=False``, in a step, tensors on a device are taken on trust: no waiting.
+    Only the options that are there are looked at: the two optimizers have different ones.
+    """
+    check_numbers(options)
+    for name in CHOICES.keys() & options.keys():
+        if options[name] not in CHOICES[name]:
+            legal = ", ".join(map(repr, CHOICES[name]))
+            raise ValueError(f"{name} must be one of {legal}, got {options[name]!r}")
+    check_low_dim(options.get("low_dim", "auto"))
+    check_backend(options)
+    if options.get("block") == "row" and options["previous_gradient"] == "sampled":
+        raise ValueError(
+            "previous_gradient='sampled' keeps the gradient of some rows only, and block='row' "
+            "needs every row's: take 'bfloat16' or 'exact'"
+        )
+
+
+def check_numbers(options: Mapping[str, Any], reads_devices: bool = True) -> None:
+    """What a law reads: numbers and flags.
+
+    With ``reads_devices=False``, in a step, tensors on a device are taken on trust: no waiting.
     """
     for name in RANGES.keys() & options.keys():
         value = options[name]
@@ -93,20 +111,9 @@ def check_options(options: Mapping[str, Any], reads_devices: bool = True) -> Non
             check_number(name, value, RANGES[name], reads_devices)
     for i, beta in enumerate(as_pair(options["betas"])):
         check_number(f"betas[{i}]", beta, SHARE, reads_devices)
-    for name in CHOICES.keys() & options.keys():
-        if options[name] not in CHOICES[name]:
-            legal = ", ".join(map(repr, CHOICES[name]))
-            raise ValueError(f"{name} must be one of {legal}, got {options[name]!r}")
     for name in options.keys() & set(FLAGS):
         if not isinstance(options[name], bool):
             raise ValueError(f"{name} must be True or False, got {options[name]!r}")
-    check_low_dim(options.get("low_dim", "auto"))
-    check_backend(options)
-    if options.get("block") == "row" and options["previous_gradient"] == "sampled":
-        raise ValueError(
-            "previous_gradient='sampled' keeps the gradient of some rows only, and block='row' "
-            "needs every row's: take 'bfloat16' or 'exact'"
-        )
 
 
 def as_pair(betas: Any) -> tuple[Any, Any]:
