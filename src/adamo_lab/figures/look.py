@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from ..groups import Group, slug
+from ..runs import Group, slug
 
 WIDTH = 4.8  # inches: at 330 pixels across, 9 point text is 9 pixels high
 DPI = 200

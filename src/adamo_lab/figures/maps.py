@@ -13,10 +13,9 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ..derived import value
 from ..grids import Grid
-from ..groups import Group, entries_of, show
 from ..records import Record, shape
+from ..runs import Group, capitalized, entry_of, show, value
 from .look import INK, Drawing, canvas, finish, legend_below, listed, plain
 
 SIDES = LinearSegmentedColormap.from_list("sides", ["#7fb8dd", "#f7f7f7", "#f0b28a"])
@@ -129,18 +128,17 @@ def has_plane(record: Record) -> bool:
 
 def draw_paths(axes: Axes, record: Record) -> tuple[list[Artist], list[str]]:
     names = [key.removeprefix("path_") for key in record.arrays if key.startswith("path_")]
-    entries = entries_of(names)
     handles: list[Artist] = []
     for name in names:
         x, y = np.array(record.arrays[f"path_{name}"], dtype=float).T
-        colour, line = entries[name].colour, entries[name].line
+        colour = entry_of(name).colour
         axes.plot(x, y, color="white", linewidth=3.6, alpha=0.8)  # a halo, for the dark regions
-        handles += axes.plot(x, y, color=colour, linestyle=line, linewidth=1.8)
+        handles += axes.plot(x, y, color=colour, linestyle=entry_of(name).line, linewidth=1.8)
         axes.plot(x[0], y[0], "o", color=colour, markeredgecolor="white", markersize=7)
         axes.plot(x[-1], y[-1], "*", color=colour, markeredgecolor="white", markersize=13)
     for marker, size in (("o", 7), ("*", 10)):
         handles.append(Line2D([], [], marker=marker, markersize=size, color="#6b6b6b", ls="none"))
-    return handles, [*(entries[name].label for name in names), "start", "end"]
+    return handles, [*(entry_of(name).label for name in names), "start", "end"]
 
 
 # --- Figure 4
@@ -148,8 +146,8 @@ def draw_paths(axes: Axes, record: Record) -> tuple[list[Artist], list[str]]:
 
 def heat_maps(group: Group, grids: list[Grid]) -> list[Drawing]:
     """One figure an optimizer, with one colour scale for all of them."""
-    low = min((float(np.nanmin(grid.values)) for grid in grids), default=0.0)
-    high = max((float(np.nanmax(grid.values)) for grid in grids), default=0.0)
+    low = min(float(np.nanmin(grid.values)) for grid in grids)
+    high = max(float(np.nanmax(grid.values)) for grid in grids)
     return [heat_map(group, grid, low, high) for grid in grids]
 
 
@@ -181,7 +179,7 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
     unit = " accuracy (%)" if grid.metric.percent else ""
     caption = (
         f"{title}: {grid.metric.label}{unit} over its two hyper-parameters; ★ marks the best "
-        f"({grid.best_setting}). {grid.finding[0].upper()}{grid.finding[1:]}. All maps share one "
+        f"({grid.best_setting}). {capitalized(grid.finding)}. All maps share one "
         "colour scale."
     )
     alt = (
