@@ -90,8 +90,11 @@ class Group:
 
     @property
     def title(self) -> str:
-        task = "" if self.study or self.config.task == YOURS else self.config.task
-        return capitalized(", ".join(filter(None, [task, self.label, self.length])))
+        c = self.config
+        parts = ["" if self.study or c.task == YOURS else c.task, self.label, self.length]
+        parts += ["shortened"] if c.scale < 1 else ["lengthened"] if c.scale > 1 else []
+        parts += ["made-up data"] if c.synthetic else []
+        return capitalized(", ".join(filter(None, parts)))
 
     @property
     def runs(self) -> list[Record]:

@@ -16,6 +16,7 @@ from matplotlib.patches import Rectangle
 from ..grids import Grid
 from ..records import Record, shape
 from ..runs import Group, capitalized, entry_of, show, value
+from ..tables import heading, number
 from .look import INK, Drawing, canvas, finish, legend_below, listed, plain
 
 SIDES = LinearSegmentedColormap.from_list("sides", ["#7fb8dd", "#f7f7f7", "#f0b28a"])
@@ -101,14 +102,10 @@ def landscapes(group: Group) -> list[Drawing]:
         bar.outline.set_linewidth(0.5)  # type: ignore[operator]
     handles, labels = draw_paths(axes, record)
     told: Any = record.result.get("explained_variance")
-    shares = (
-        [f" ({100 * x:.0f} % of the variance)" for x in told] if shape(told) == (2,) else ["", ""]
-    )
-    axes.set(
-        xlabel=f"first principal component{shares[0]}",
-        ylabel=f"second principal component{shares[1]}",
-        title="loss landscape and paths",
-    )
+    names = ["first principal component", "second principal component"]
+    if shape(told) == (2,):
+        names = [f"{n} ({100 * x:.0f} % of the variance)" for n, x in zip(names, told, strict=True)]
+    axes.set(xlabel=names[0], ylabel=names[1], title="loss landscape and paths")
     axes.grid(False)
     legend_below(picture, handles, labels, columns=4)
     caption = (
@@ -169,30 +166,15 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
             axes.add_patch(Rectangle((j, i), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.4))
     axes.set_xticks(np.arange(len(columns)) + 0.5, [show(v) for v in columns])
     axes.set_yticks(np.arange(len(rows)) + 0.5, [show(v) for v in rows])
-    axes.set(xlabel=axis_name(grid, 1), ylabel=axis_name(grid, 0))
+    axes.set(xlabel=grid.axes[1], ylabel=grid.axes[0])
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_title(textwrap.fill(f"{title}: {grid.finding}", TITLE_WIDTH), fontsize=8.5)
     bar = picture.colorbar(image, ax=axes, shrink=0.9, pad=0.02, aspect=16)
     bar.outline.set_visible(False)  # type: ignore[operator]
-    unit = " accuracy (%)" if grid.metric.percent else ""
-    caption = (
-        f"{title}: {grid.metric.label}{unit} over its two hyper-parameters; ★ marks the best "
-        f"({grid.best_setting}). {capitalized(grid.finding)}. All maps share one "
-        "colour scale."
-    )
-    alt = (
-        f"Heat map of {title} over {grid.axes[0]} and {grid.axes[1]}: "
-        f"best {factor * grid.best:.4g} at {grid.best_setting}; {grid.finding}"
-    )
+    best = f"{number(grid.best, grid.metric)} at {grid.best_setting}"
+    what = f"{heading(grid.metric)} of {title} over {grid.axes[0]} and {grid.axes[1]}"
+    caption = f"{capitalized(what)}; ★ marks the best, {best}. All maps share one colour scale."
+    alt = f"Heat map: {what}; best {best}; {grid.finding}"
     return finish(picture, group, f"heat-map-{grid.line.name}", caption, alt)
-
-
-def axis_name(grid: Grid, which: int) -> str:
-    names = {
-        "lr": "tangential learning rate" if grid.line.entry.kind == "adamo" else "learning rate",
-        "radial_lr": "radial learning rate",
-        "weight_decay": "weight decay",
-    }
-    return names.get(grid.axes[which], plain(grid.axes[which]))
