@@ -67,7 +67,7 @@ def summarize(outcomes: Sequence[Outcome], setup: Setup) -> None:
     done = [r for r in records if r.id in asked and r.status == FINISHED]
     for group in groups(done, STUDIES.get(setup.name)):
         many = len(group.lines) > tables.MOST_LINES
-        made = tables.best_table(group, {}) if many else tables.table(group)
+        made = tables.best_table(group) if many else tables.table(group)
         rows = [["optimizer", *made.heads[:MOST]]]
         for row in made.rows:
             cells = (f"{cell.text} {cell.note}".strip() for cell in row.cells[:MOST])

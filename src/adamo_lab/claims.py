@@ -9,15 +9,17 @@ from .grids import GRID_METRICS, grid_values
 from .runs import Group, capitalized, value
 from .studies import Claim, Metric
 from .tables import number, p_value, spread
-from .verdicts import FAILS, HOLDS, LEVEL, OPEN, Summary, Values, Verdict, judge
+from .verdicts import LEVEL, OPEN, Summary, Values, Verdict, judge
 
 
 @dataclass(frozen=True)
 class Judged:
     """A claim, what became of it in a group, and why, in words."""
 
-    verdict: Verdict
     group: Group
+    verdict: Verdict
+    means: list[tuple[str, str, int]]
+    evidence: str
 
     @property
     def claim(self) -> Claim:
@@ -27,26 +29,18 @@ class Judged:
     def outcome(self) -> str:
         return self.verdict.outcome
 
-    @property
-    def kind(self) -> str:
-        return {HOLDS: "holds", FAILS: "fails", OPEN: "open"}[self.outcome]
-
-    @property
-    def means(self) -> list[tuple[str, str, int]]:
-        return means(self.claim, self.group)
-
-    @property
-    def evidence(self) -> str:
-        """Means ± standard deviations; then the test and its numbers, or why it is open."""
-        sides = ", ".join(f"{name} {mean}" for name, mean, _ in self.means)
-        label = capitalized(metric_of(self.claim, self.group).label)
-        told = f"{capitalized(numbers(self.verdict, self.group))}."
-        return f"{label}: {sides}. {told}" if sides else told
-
 
 def judged(group: Group) -> list[Judged]:
-    claims = group.study.claims if group.study else ()
-    return [Judged(decide(claim, group), group) for claim in claims]
+    """All claims of a group's study: means ± standard deviations, then the test's numbers."""
+    made = []
+    for claim in group.study.claims if group.study else ():
+        verdict, sides = decide(claim, group), means(claim, group)
+        told = f"{capitalized(numbers(verdict, group))}."
+        if sides:
+            each = ", ".join(f"{name} {mean}" for name, mean, _ in sides)
+            told = f"{capitalized(metric_of(claim, group).label)}: {each}. {told}"
+        made.append(Judged(group, verdict, sides, told))
+    return made
 
 
 def in_brief(groups: Iterable[Group]) -> list[Judged]:

@@ -23,7 +23,6 @@ from .claims import Judged, judged
 from .disk import write_atomically
 from .errors import LabError
 from .figures import Drawing
-from .grids import grids
 from .records import FAILED, Record, load_all
 from .runs import YOURS, Group, by_study, show
 from .studies import STUDIES
@@ -54,11 +53,10 @@ class Part:
 
     @classmethod
     def of(cls, group: Group) -> Part:
-        maps, shown, every = grids(group), tables.table(group), None
+        shown, every = tables.table(group), None
         if len(group.lines) > tables.MOST_LINES:
-            findings = {one.line.name: one.finding for one in maps}
-            shown, every = tables.best_table(group, findings), shown
-        return cls(group, shown, every, judged(group), figures.draw(group, maps))
+            shown, every = tables.best_table(group), shown
+        return cls(group, shown, every, judged(group), figures.draw(group))
 
     @property
     def hypers(self) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .records import is_number
@@ -125,8 +125,8 @@ def table(group: Group) -> Table:
     return Table(heads, made, notes(group, metrics, missing))
 
 
-def best_table(group: Group, findings: Mapping[str, str]) -> Table:
-    """How many settings a row has, and the best of them; ``findings`` has more to say of some."""
+def best_table(group: Group) -> Table:
+    """How many settings a row has, and the best of them."""
     metric, chosen = columns_of(group)[0], best_lines(group)
     every = [line.of(metric.key) for line in chosen]
     best, rows = best_of(every, metric), []
@@ -134,13 +134,9 @@ def best_table(group: Group, findings: Mapping[str, str]) -> Table:
         same = group.named(line.name)
         at = line.label.removeprefix(line.title).removeprefix(", ")
         cells = [Cell(str(len(same))), Cell(str(sum(len(x.runs) for x in same)))]
-        cells += [our_cell(ours, metric, i in best), Cell(at)]
-        cells += [Cell(findings.get(line.name, "–"))] if findings else []
-        rows.append(Row(line.title, cells, line))
+        rows.append(Row(line.title, [*cells, our_cell(ours, metric, i in best), Cell(at)], line))
     heads = ["settings", "runs", f"best {heading(metric)}", "at"]
-    heads += ["how many are good"] if findings else []
-    text = "Every setting is the mean over its runs; verdicts count settings seed by seed."
-    return Table(heads, rows, [text] if findings else [])
+    return Table(heads, rows, ["Every setting is the mean over its runs."])
 
 
 def best_lines(group: Group) -> list[Line]:
@@ -202,22 +198,21 @@ def columns_of(group: Group) -> list[Metric]:
         return [m for m in group.study.metrics if m.key in seen] or [*group.study.metrics]
     known = {m.key: m for study in STUDIES.values() for m in study.metrics}
 
-    def place(key: str) -> tuple[bool, int, str]:
+    def place(key: str) -> tuple[bool, bool, str]:
         """Where a run ended comes first; the best on the way, which flatters, last."""
         ended = key.startswith(("swa_", "test_", "valid_", "val_"))
-        kind = 2 if key == "train_loss" else 1 if key in known else 3
-        return key.startswith("best_"), 0 if ended else kind, key
+        return key.startswith("best_"), not ended, key
 
     chosen = sorted(seen, key=place)[:MOST_COLUMNS]
-    return [known[key] if key in known else guessed(key, group) for key in chosen]
+    return [known.get(key) or guessed(key, group) for key in chosen]
 
 
 def guessed(key: str, group: Group) -> Metric:
     """A metric that no study names: its kind shows in its words."""
     values = [v for run in group.runs if (v := value(run, key)) is not None]
-    words = key.lower().split("_")
-    percent = all(0 <= v <= 1 for v in values) and words[-1] in ("accuracy", "acc")
+    words = {*key.lower().split("_")}
+    percent = bool(words & {"accuracy", "acc"}) and all(0 <= v <= 1 for v in values)
     whole = bool(values) and all(float(v).is_integer() for v in values)
-    higher, lower = (bool(kinds.intersection(words)) for kinds in (HIGHER, LOWER))
     digits = 2 if percent else 0 if whole else 4
+    higher, lower = bool(words & HIGHER), bool(words & LOWER)
     return Metric(key, key.replace("_", " "), percent, higher, digits, higher or lower)

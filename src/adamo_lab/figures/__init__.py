@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..grids import Grid
 from ..runs import Group
 from . import curves, maps
 from .look import Drawing, style
@@ -10,10 +9,10 @@ from .look import Drawing, style
 __all__ = ["Drawing", "draw"]
 
 
-def draw(group: Group, grids: list[Grid]) -> list[Drawing]:
+def draw(group: Group) -> list[Drawing]:
     with style():
         if group.study and group.study.kind == "trials":
             return curves.draw_rates(group)
         planes = [*maps.boundaries(group), *maps.landscapes(group)]
-        tuning = maps.heat_maps(group, grids) if grids else curves.draw_rates(group)
+        tuning = maps.heat_maps(group) or curves.draw_rates(group)
         return [*planes, *tuning, *curves.draw(group)]

@@ -22,6 +22,9 @@ DPI = 200
 INK, FAINT = "#1c1c1c", "#d9d9d9"
 
 RC: Any = {  # matplotlib.rcParams, whose stub has a type for its keys
+    "axes.edgecolor": "#6b6b6b",
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -30,14 +33,21 @@ RC: Any = {  # matplotlib.rcParams, whose stub has a type for its keys
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titley": 1.0,  # else its place is worked out anew from all tick labels
+    "axes.labelsize": 9,
     "grid.color": FAINT,
     "grid.linewidth": 0.5,
     "font.size": 9,
     "legend.fontsize": 8.5,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+    "text.color": INK,
+    "xtick.color": "#4a4a4a",
+    "ytick.color": "#4a4a4a",
     "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
     "svg.fonttype": "path",  # the same letters on every machine
     "svg.hashsalt": "adamo-lab",  # the same file from the same records
 }
@@ -77,7 +87,6 @@ def finish(figure: Figure, group: Group, what: str, caption: str, alt: str) -> D
         box = {"boxstyle": "round,pad=0.35", "facecolor": "#ffe8b3", "edgecolor": "#c98a00"}
         look: Any = {"fontsize": 8, "fontweight": "bold", "color": "#5c3a00", "bbox": box}
         figure.suptitle("  ·  ".join(group.banners), **look)
-        figure.get_layout_engine().set(h_pad=0.09)  # inches: room for the banner's box
     svg = io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     width, height = (round(96 * inches) for inches in figure.get_size_inches())

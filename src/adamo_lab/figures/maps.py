@@ -13,7 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ..grids import Grid
+from ..grids import Grid, grids
 from ..records import Record, shape
 from ..runs import Group, capitalized, entry_of, show, value
 from ..tables import heading, number
@@ -141,11 +141,11 @@ def draw_paths(axes: Axes, record: Record) -> tuple[list[Artist], list[str]]:
 # --- Figure 4
 
 
-def heat_maps(group: Group, grids: list[Grid]) -> list[Drawing]:
+def heat_maps(group: Group) -> list[Drawing]:
     """One figure an optimizer, with one colour scale for all of them."""
-    low = min(float(np.nanmin(grid.values)) for grid in grids)
-    high = max(float(np.nanmax(grid.values)) for grid in grids)
-    return [heat_map(group, grid, low, high) for grid in grids]
+    maps = grids(group)
+    values = [v for grid in maps for v in grid.values[~np.isnan(grid.values)].tolist()]
+    return [heat_map(group, grid, min(values), max(values)) for grid in maps]
 
 
 def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
