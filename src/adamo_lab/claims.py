@@ -96,7 +96,8 @@ def numbers(verdict: Verdict, group: Group) -> str:
     if verdict.difference is not None and verdict.interval is not None:
         gap = together(number(verdict.difference, metric, signed=True) + unit)
         low, high = (number(v, metric, signed=True) for v in verdict.interval)
-        facts.append(f"{gap} ({together(f'{verdict.confidence} % CI {low} to {high}')})")
+        level = 90 if claim.relation == "=" else 95
+        facts.append(f"{gap} ({together(f'{level} % CI {low} to {high}')})")
     if claim.relation == "=":
         facts.append(together(f"margin ±{number(claim.margin, metric)}{unit}"))
     if any(verdict.missing):

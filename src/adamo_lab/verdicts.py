@@ -74,8 +74,7 @@ class Verdict:
     n: tuple[int, int] = (0, 0)
     test: str = ""
     difference: float | None = None
-    interval: tuple[float, float] | None = None
-    confidence: int = 95  # of the interval, in per cent
+    interval: tuple[float, float] | None = None  # of 95 %, for "=" of 90 %
     p: float | None = None  # in the claimed direction
     p_opposite: float | None = None
     missing: tuple[int, int] = (0, 0)
@@ -118,8 +117,8 @@ def equal(made: Verdict, a: Summary, b: Summary) -> Verdict:
     low, high = (gap, gap) if a.sd == b.sd == 0 else interval(a, b, 0.90)
     inside, outside = -margin <= low and high <= margin, low > margin or high < -margin
     where = "lies within" if inside else "lies outside" if outside else "reaches beyond"
-    told = replace(made, outcome=HOLDS if inside else FAILS, test="interval", confidence=90)
-    return replace(told, reason=f"the interval {where} the margin", interval=(low, high))
+    outcome, reason = HOLDS if inside else FAILS, f"the interval {where} the margin"
+    return replace(made, outcome=outcome, reason=reason, test="interval", interval=(low, high))
 
 
 def interval(a: Summary, b: Summary, confidence: float) -> tuple[float, float]:
@@ -153,8 +152,8 @@ def decided(made: Verdict, test: str, claimed: float, opposite: float) -> Verdic
         outcome, reason = HOLDS, "significant"
     elif opposite < LEVEL / 2:  # nobody claimed it, so that both directions were looked at
         reason = "opposite direction significant"
-    told = replace(made, outcome=outcome, reason=reason, test=test)
-    return replace(told, p=claimed, p_opposite=opposite)
+    found = replace(made, outcome=outcome, reason=reason, test=test)
+    return replace(found, p=claimed, p_opposite=opposite)
 
 
 def rank_p(a: Sequence[float], b: Sequence[float]) -> float:

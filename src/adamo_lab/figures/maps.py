@@ -28,14 +28,11 @@ TITLE_WIDTH = 62  # characters of a heat map's title in one line
 
 
 def boundaries(group: Group) -> list[Drawing]:
-    """A panel per optimizer, all of the same seed: what is said where, and the points."""
-    drawable = ((x, [r for r in x.runs if has_boundary(r)]) for x in group.lines)
-    panels = [(x, runs) for x, runs in drawable if runs]
-    if not panels:
+    """A panel per optimizer, of its first seed: what is said where, and the points."""
+    firsts = ((line, next(filter(has_boundary, line.runs), None)) for line in group.lines)
+    chosen = [(line, run) for line, run in firsts if run]
+    if not chosen:
         return []
-    shared = set.intersection(*({r.config.seed for r in runs} for _, runs in panels))
-    seed = min(shared) if shared else None
-    chosen = [(x, next(r for r in runs if seed in (None, r.config.seed))) for x, runs in panels]
     rows = math.ceil(len(chosen) / 2)
     picture, axes = canvas(rows, min(2, len(chosen)), height=0.3 + 2.55 * rows)
     for panel in axes[len(chosen) :]:
@@ -47,8 +44,8 @@ def boundaries(group: Group) -> list[Drawing]:
         ending = "" if norm is None else f"‖w‖ = {norm:.3g}"
         panel.set_title("\n".join(map(plain, filter(None, (line.title, ending)))), fontsize=9)
         said.append(f"{line.title} {ending}".strip())
-    where = "" if seed is None else f" Seed {seed}."
-    caption = f"Decision boundaries (black) and the training points of the two classes.{where}"
+    seeds = ", ".join(map(str, sorted({run.config.seed for _, run in chosen})))
+    caption = f"Decision boundaries (black) and the points of the two classes. Seed {seeds}."
     alt = f"Decision boundaries of {listed([x.title for x, _ in chosen])}: {'; '.join(said)}"
     return [finish(picture, group, "boundaries", caption, alt)]
 
