@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from adamo_lab.figures.look import DPI, INK, WIDTH, canvas, log_axis, style
 from adamo_lab.grids import grids
-from adamo_lab.groups import Line, differs, show
 from adamo_lab.optimizers import REGISTRY
 from adamo_lab.records import Record
+from adamo_lab.runs import Line, show, telling
 from adamo_lab.tasks.cifar100 import FULL
 from adamo_optim import AdamO, AngularAdamW, param_groups
 
@@ -341,7 +341,7 @@ def row_name(line: Line, lines: list[Line]) -> str:
     same = [other.hyper for other in lines if other.title == line.title]
     named = [f"λ = {line.hyper['weight_decay']:g}"] if "weight_decay" in line.hyper else []
     named += [f"{key} {show(value)}" for key, value in sorted(line.hyper.items())
-              if key != "weight_decay" and differs(key, same)]  # fmt: skip
+              if key != "weight_decay" and key in telling(same)]  # fmt: skip
     return "\n".join([line.title, ", ".join(named)]).rstrip()
 
 

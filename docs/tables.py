@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from adamo_lab.claims import Judged, in_brief
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
-from adamo_lab.groups import Group, Line, differs, groups
 from adamo_lab.optimizers import ADAMO
 from adamo_lab.records import SUFFIX, Record, load
-from adamo_lab.report import Judged, capitalized, in_brief, title_of
+from adamo_lab.runs import Group, Line, groups, telling
 from adamo_lab.studies import STUDIES, Study
 from adamo_lab.studies.paper import PREMISE_TASKS
 from adamo_lab.tables import heading, number
@@ -55,7 +55,7 @@ def study(name: str, columns: Mapping[str, tuple[str, float, int]]) -> str:
     if len(found) == 1:
         return tables[0]
     return "".join(
-        f"\n**{title_of(group)}**\n\n{text}" for group, text in zip(found, tables, strict=True)
+        f"\n**{group.title}**\n\n{text}" for group, text in zip(found, tables, strict=True)
     )
 
 
@@ -123,7 +123,7 @@ def best_trials() -> str:
                 choose = max if metric.higher_is_better else min
                 value, line = choose(found, key=lambda pair: pair[0])
                 rows.append([
-                    f"{where}, {title_of(group).lower()}", title, str(len(mine)),
+                    f"{where}, {group.title.lower()}", title, str(len(mine)),
                     heading(metric), number(value, metric), settings(line, group),
                 ])  # fmt: skip
     return table(rows)
@@ -164,7 +164,7 @@ def settings(line: Line, group: Group) -> str:
     same = [other.hyper for other in group.lines if other.title == line.title]
 
     def told(key: str, value: Any) -> bool:
-        if key in ALWAYS or differs(key, same):
+        if key in ALWAYS or key in telling(same):
             return True
         return key in NOTED and value != ADAMO.get(key, ...)
 
@@ -286,7 +286,7 @@ def claims() -> str:
     for study in STUDIES.values():
         found = [j for s, j in judged() if s is study and not is_ours(j)]
         rows = [["claim", "in the paper", "verdict", "numbers"]]
-        rows += [[claim(j), j.claim.source, verdict(j), evidence(j, study)] for j in found]
+        rows += [[claim(j), j.claim.source, verdict(j), j.evidence] for j in found]
         if found:
             parts.append(f"### {study.title}\n\n{study.about}\n\n{table(rows)}")
     return "\n" + "\n".join(parts) + "\n"
@@ -294,26 +294,17 @@ def claims() -> str:
 
 def own_claims() -> str:
     rows = [["claim", "study", "verdict", "numbers"]]
-    rows += [[claim(j), study.title, verdict(j), evidence(j, study)]
+    rows += [[claim(j), study.title, verdict(j), j.evidence]
              for study, j in judged() if is_ours(j)]  # fmt: skip
     return table(rows)
 
 
 def claim(j: Judged) -> str:
-    return f"{j.claim.text.removesuffix('.')} ({j.where})." if j.where else j.claim.text
+    return f"{j.claim.text.removesuffix('.')} ({j.group.label})." if j.group.label else j.claim.text
 
 
 def verdict(j: Judged) -> str:
     return f"**{VERDICTS[j.outcome]}**"
-
-
-def evidence(j: Judged, study: Study) -> str:
-    """Means ± standard deviations; then the test and its numbers, or why the claim is open."""
-    if not j.means:
-        return f"{capitalized(j.short)}."
-    label = next(m.label for m in study.metrics if m.key == j.claim.metric)
-    sides = ", ".join(f"{name} {mean}" for name, mean, _ in j.means)
-    return f"{capitalized(label)}: {sides}. {capitalized(j.short)}."
 
 
 def counts() -> str:
@@ -322,7 +313,7 @@ def counts() -> str:
     for whose, ours in (("the paper's", False), ("our own", True)):
         chosen = [j for _, j in judged() if is_ours(j) == ours]
         found = Counter(j.outcome for j in chosen)
-        weak = sum("no significant difference" in j.short.lower() for j in chosen)
+        weak = sum(j.verdict.reason == "no significant difference" for j in chosen)
         holds = "holds" if found[HOLDS] == 1 else "hold"
         does = "does" if found[FAILS] == 1 else "do"
         are = "is" if found[OPEN] <= 1 else "are"

@@ -122,17 +122,6 @@ class Chromium:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
-    def click(self, x: float, y: float) -> None:
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )  # fmt: skip
-
-    def press(self, key: str, code: int, text: str = "") -> None:
-        typed = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **typed)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **typed)
-
     def screenshot(self, path: Path, whole: bool = True) -> None:
         data = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **self.area(whole))
         path.write_bytes(base64.b64decode(data["data"]))

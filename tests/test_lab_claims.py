@@ -7,11 +7,10 @@ import pytest
 
 import lab_fixtures as made
 from adamo_lab import claims, tables
-from adamo_lab.derived import DERIVED, value
+from adamo_lab.claims import in_brief
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
-from adamo_lab.groups import Group, by_study
 from adamo_lab.records import Record, RunConfig
-from adamo_lab.report import in_brief
+from adamo_lab.runs import DERIVED, Group, by_study, value
 from adamo_lab.studies import STUDIES, Request, Study
 from adamo_lab.verdicts import FAILS, HOLDS, OPEN
 
@@ -39,7 +38,7 @@ def test_three_seeds_decide_every_claim(study: Study) -> None:
     for judged in brief:
         if judged.claim.metric in ("grokking_epoch",):
             continue  # not every made run gets there
-        assert judged.outcome in (HOLDS, FAILS), (judged.claim.text, judged.why)
+        assert judged.outcome in (HOLDS, FAILS), (judged.claim.text, judged.evidence)
         assert [n for _, _, n in judged.means] == [4, 4]
 
 
@@ -126,7 +125,7 @@ def test_a_curve_that_divergence_cut_off_has_no_mean() -> None:
 def test_derived_columns_are_of_the_study_that_names_them() -> None:
     runs = [r for name in ("table1", "fig3") for r in made.study_records(name)]
     studies = by_study(runs)
-    heads = {name: {head for head, _ in tables.table(studies[name][0]).heads} for name in studies}
+    heads = {name: {*tables.table(studies[name][0]).heads} for name in studies}
     assert {"first 200 (%)", "gain at drops (%)"} <= heads["fig3"]
     assert not {"first 200 (%)", "gain at drops (%)"} & heads["table1"]
     assert not {*DERIVED} & {key for run in studies["table1"][0].runs for key in run.result}
@@ -268,9 +267,8 @@ def test_a_map_on_which_nothing_survived_is_none() -> None:
     (grid,) = grids(group)
     assert grid.line.name == "adamo_paper"
     rows = {row.label: [cell.text for cell in row.cells] for row in
-            tables.best_table(group, {"adamo_paper": grid.finding}).rows}  # fmt: skip
+            tables.best_table(group).rows}  # fmt: skip
     assert rows["AdamW"][:3] == ["25", "25", "–"]
-    assert rows["AdamW"][-1] == "–"
     assert rows["AdamO (paper)"][:3] == ["25", "25", "75.00"]
 
 

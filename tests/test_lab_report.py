@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -20,14 +18,11 @@ from adamo_lab import claims, tables
 from adamo_lab.errors import LabError
 from adamo_lab.figures.curves import draw as draw_curves
 from adamo_lab.figures.curves import draw_rates
-from adamo_lab.figures.dynamics import QUANTITIES
-from adamo_lab.figures.dynamics import draw as draw_dynamics
-from adamo_lab.figures.look import canvas, power, slim
 from adamo_lab.figures.maps import landscapes
 from adamo_lab.grids import grids
-from adamo_lab.groups import Group, by_study, lightened
 from adamo_lab.records import FAILED, SUFFIX, Record, RunConfig
 from adamo_lab.report import Cover, without_paths, write_report
+from adamo_lab.runs import Group, by_study, lightened
 from adamo_lab.studies import STUDIES
 from adamo_lab.tables import best_lines
 from adamo_lab.tasks import TASKS
@@ -164,7 +159,9 @@ def test_one_run_has_no_deviation() -> None:
 
 def test_shortened_runs_are_not_subtracted_from_the_paper() -> None:
     (group,) = grouped(*made.study_records("table1", seeds=(0,), scale=0.1))["table1"]
-    assert ("SWA (%)", ("paper", "ours")) in tables.table(group).heads
+    heads = tables.table(group).heads
+    assert {"SWA (%), paper", "SWA (%), ours"} <= {*heads}
+    assert "difference" not in heads
 
 
 def test_not_all_runs_got_there() -> None:
@@ -189,8 +186,7 @@ def test_numbers_of_a_verdict() -> None:
     (group, *_) = grouped(*runs)["table1"]
     verdict = claims.decide(STUDIES["table1"].claims[0], group)
     assert claims.numbers(verdict, group).replace("\xa0", " ") == (
-        "significant: AdamO (paper) minus AdamW = +6.00 points (95 % CI +3.73 to +8.27); "
-        "p = 0.00091; n = 3 and 3; Welch's t-test"
+        "significant: +6.00 points (95 % CI +3.73 to +8.27); p = 0.00091; n = 3 and 3"
     )
 
 
@@ -267,14 +263,6 @@ def test_the_best_at_every_learning_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.003, "3·10⁻³"), (1e-4, "10⁻⁴"), (0.03, "0.03"), (300.0, "300"), (2e5, "2·10⁵")],
-)
-def test_powers(value: float, text: str) -> None:
-    assert power(value) == text
-
-
-@pytest.mark.parametrize(
     ("text", "clean"),
     [
         ("FileNotFoundError: /home/me/my-data/cifar.tar", "FileNotFoundError: …/cifar.tar"),
@@ -304,33 +292,6 @@ def test_a_p_value_shows_on_which_side_of_the_level_it_lies(p: float, text: str)
 def test_a_number_that_is_not_zero_never_reads_as_zero(value: float, text: str) -> None:
     share = tables.Metric("share", "share", percent=True, digits=0)
     assert tables.number(value, share, signed=True) == text
-
-
-def test_small_pictures() -> None:
-    """What is drawn stays: the same shapes at the same places, and every name leads somewhere."""
-    figure, (axes,) = canvas()
-    axes.plot([0, 1, 2], [0.123456, 7, -3], "o-", label="a line")
-    axes.set_title("title")
-    raw = io.StringIO()
-    figure.savefig(raw, format="svg")
-    small = slim(raw.getvalue())
-    assert len(small) < 0.8 * len(raw.getvalue())
-    assert slim(small) == small
-
-    def drawn(svg: str, tag: str) -> list[dict[str, str]]:
-        tree = ElementTree.fromstring(svg)
-        return [e.attrib for e in tree.iter(f"{{http://www.w3.org/2000/svg}}{tag}")]
-
-    for tag in ("path", "use", "clipPath", "rect"):
-        before, after = (drawn(svg, tag) for svg in (raw.getvalue(), small))
-        assert len(before) == len(after) > 0
-        for a, b in zip(before, after, strict=True):
-            assert {**a, "d": ""} == {**b, "d": ""}
-            found = [
-                [float(x) for x in re.findall(r"-?[\d.]+", attributes.get("d", ""))]
-                for attributes in (a, b)
-            ]
-            assert found[0] == pytest.approx(found[1], abs=0.051)
 
 
 # --- the page as text
@@ -377,7 +338,7 @@ def html(page: Path) -> str:
 def test_hostile_strings_are_text(html: str) -> None:
     assert EVIL not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    assert html.count("<script>") == 1
+    assert "<script" not in html
 
 
 def test_page_stands_alone(html: str) -> None:
@@ -461,21 +422,10 @@ def test_figures_are_files_too(page: Path) -> None:
     names = {p.stem for p in (page.parent / "figures").glob("*.svg")}
     expected = {
         "fig1-boundaries", "fig2-landscape", "fig2-gradient_norm", "fig4-heat-map-adamo_paper",
-        "fig4-heat-map-adamw", "table2-test_accuracy", "table2-train_loss", "table2-layers-norm",
-        "table2-layers-angle", "table2-layers-tau",
+        "fig4-heat-map-adamw", "table2-test_accuracy", "table2-train_loss",
         "language-corpus-shakespeare-valid_loss", "yours-yours-30-epochs-valid_loss",
     }  # fmt: skip
     assert expected <= names
-
-
-def test_layers_are_drawn_where_a_run_tells_of_them_and_once() -> None:
-    (group,) = grouped(*made.study_records("table1", seeds=(0,)))["table1"]
-    seen: set[str] = set()
-    found = {drawing.name: drawing.alt for drawing in draw_dynamics(group, seen)}
-    assert {*found} == {f"table1-layers-{key}" for key in QUANTITIES}
-    assert "AdamW, tuned" in found["table1-layers-norm"]
-    assert "AdamW" not in found["table1-layers-tau"]
-    assert draw_dynamics(group, seen) == []
 
 
 def test_the_landscape_with_the_most_paths_is_drawn() -> None:
@@ -534,13 +484,6 @@ LOST_ANCHORS = """[...document.querySelectorAll('a[href^="#"]')]
     .filter((a) => !document.getElementById(a.hash.slice(1))).length"""
 DOUBLE_IDS = """(() => { const ids = [...document.querySelectorAll('[id]')].map((e) => e.id);
     return ids.length - new Set(ids).size })()"""
-FIRST_FIGURE = """(() => {
-    const image = document.querySelector('a.zoom img');
-    image.scrollIntoView({block: 'center'});
-    const box = image.getBoundingClientRect();
-    return [box.x + box.width / 2, box.y + box.height / 2, box.width] })()"""
-LARGE_WIDTH = "document.querySelector('dialog img').getBoundingClientRect().width"
-IS_OPEN = "document.querySelector('dialog').open"
 VIEWS = {"phone": (360, False), "desktop": (1280, False), "phone, dark": (360, True)}
 
 
@@ -563,27 +506,3 @@ def test_anchors_lead_somewhere(browser: Chromium, page: Path) -> None:
     browser.open(page, 1280)
     assert browser.value(LOST_ANCHORS) == 0
     assert browser.value(DOUBLE_IDS) == 0
-
-
-def test_figure_enlarges(browser: Chromium, page: Path) -> None:
-    browser.open(page, 1280)
-    assert browser.value(IS_OPEN) is False
-    x, y, small = browser.value(FIRST_FIGURE)
-    browser.click(x, y)
-    assert browser.value(IS_OPEN) is True
-    assert browser.value(LARGE_WIDTH) > small
-    assert browser.value("document.querySelector('dialog p').textContent")
-    browser.press("Escape", 27)
-    assert browser.value(IS_OPEN) is False
-
-
-def test_figure_enlarges_by_keyboard(browser: Chromium, page: Path) -> None:
-    browser.open(page, 360)
-    browser.value("document.querySelector('a.zoom').focus()")
-    browser.press("Enter", 13, "\r")
-    assert browser.value(IS_OPEN) is True
-    assert browser.value("document.activeElement.textContent") == "Close"
-    browser.press("Enter", 13, "\r")
-    assert browser.value(IS_OPEN) is False
-    assert browser.value("document.activeElement.className") == "zoom"
-    assert browser.complaints == []

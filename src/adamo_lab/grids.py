@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .derived import value
-from .groups import Group, Line, show, telling
+from .runs import Group, Line, show, telling, value
 from .studies import Metric
 from .tables import columns_of
 from .verdicts import Summary
@@ -42,9 +41,8 @@ class Grid:
     @property
     def good(self) -> np.ndarray:
         """Cells within a point of the best one; not those without a value."""
-        if np.isnan(self.values).all():
-            return np.zeros_like(self.values, dtype=bool)
-        return np.abs(self.values - self.best) <= WITHIN + ROUNDING
+        none = np.isnan(self.values).all()
+        return np.abs(self.values - (0 if none else self.best)) <= WITHIN + ROUNDING
 
     @property
     def region(self) -> int:
@@ -104,23 +102,21 @@ def grid(group: Group, name: str, seed: int | None = None) -> Grid | None:
     assert study is not None
     wanted = [a.hyper for runs in study.runs for a in runs.arms if a.name == name]
     first, second = sorted(telling(wanted), key=list(wanted[0]).index)
-    mine = [x for x in group.lines if x.name == name and study.arm(x.runs[0].config)]
+    mine = [x for x in group.named(name) if study.arm(x.runs[0].config)]
     if not mine:
         return None
-    runs = {(float(x.hyper[first]), float(x.hyper[second])): x.runs for x in mine}
     rows, columns = (sorted({float(hyper[axis]) for hyper in wanted}) for axis in (first, second))
-
-    def cell(at: tuple[float, float]) -> Summary:
-        chosen = [run for run in runs.get(at, ()) if seed in (None, run.config.seed)]
-        return Summary.of([value(run, metric.key) for run in chosen])
-
-    cells = [[cell((r, c)) for c in columns] for r in rows]
+    cells = [[Summary(()) for _ in columns] for _ in rows]
+    for line in mine:
+        row, column = rows.index(line.hyper[first]), columns.index(line.hyper[second])
+        runs = [run for run in line.runs if seed in (None, run.config.seed)]
+        cells[row][column] = Summary.of([value(run, metric.key) for run in runs])
     seeds = {seed for x in mine for seed in x.seeds} if seed is None else {seed}
     return Grid(mine[0], (first, second), (rows, columns), cells, len(seeds), metric)
 
 
 def grid_values(group: Group, name: str, key: str) -> list[float | None]:
     """A share of the settings, for every seed that has run all; one that diverged is not good."""
-    seeds = sorted({s for x in group.lines if x.name == name for s in x.seeds})
+    seeds = sorted({s for x in group.named(name) for s in x.seeds})
     complete = [g for seed in seeds if (g := grid(group, name, seed)) and g.complete]
     return [(int(g.good.sum()) if key == "near_share" else g.region) / g.count for g in complete]

@@ -137,9 +137,7 @@ def losses(
     examples = sum(len(batch[0]) for batch in batches)
     for y in ys.tolist():
         for x in xs.tolist():
-            parts = (mean + x * across + y * up).split([p.numel() for p in parameters])
-            for p, part in zip(parameters, parts, strict=True):
-                p.copy_(part.view_as(p))
+            nn.utils.vector_to_parameters(mean + x * across + y * up, parameters)
             sums = (task.loss(model, b, Phase()).double() * len(b[0]) for b in batches)
             yield torch.stack([*sums]).sum() / examples
 

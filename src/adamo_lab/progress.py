@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from .engines import FAILED, KNOWN, STOPPED, Outcome, View
-from .groups import show, telling
 from .optimizers import REGISTRY
 from .records import Row, RunConfig
+from .runs import show, telling
 
 SHOWN = ("train_loss", "test_accuracy", "valid_accuracy", "valid_loss")
 LOG_SECONDS = 20.0  # between two lines about one run, where there is no terminal

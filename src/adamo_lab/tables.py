@@ -1,21 +1,21 @@
-"""The report's tables as cells of text. Needs no torch."""
+"""A group of runs as cells of text: for the page, for a terminal. Needs no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .derived import DERIVED, value
-from .groups import Group, Line
+from .records import is_number
+from .runs import DERIVED, Group, Line, value
 from .studies import STUDIES, Metric
 from .verdicts import LEVEL, Summary
 
 MOST_LINES = 10  # beyond that, the best setting of each row
 MOST_COLUMNS = 6  # of runs that belong to no study
 NOT_METRICS = {"epoch", "lr", "diverged_at", "gradient_norm", "gradient_norm_sd"}
-HIGHER = ("accuracy", "acc", "auc", "f1", "score", "r2", "bleu", "precision", "recall")
-LOWER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "norm", "variation", "length")
+HIGHER = {"accuracy", "acc", "auc", "f1", "score", "r2", "bleu", "precision", "recall"}
+LOWER = {"loss", "error", "perplexity", "mse", "mae", "rmse", "norm", "variation", "length"}
 
 EXPLAINED = {  # columns whose names say too little
     "swa_test_accuracy": "SWA: test accuracy of the averaged weights.",
@@ -25,10 +25,6 @@ EXPLAINED = {  # columns whose names say too little
     "early_test_accuracy": "First 200: mean test accuracy over these epochs.",
     "gain_at_drops": "Gain at drops: the rise of test accuracy when the learning rate drops.",
 }
-PARTIAL = "“k of n” marks rows where only k of n runs got there: the mean is of those that did."
-
-Head = tuple[str, tuple[str, ...]]  # a metric, and its columns ("" for a single one)
-Printed = tuple[float, "float | None"]  # the paper's mean and standard deviation
 
 
 @dataclass(frozen=True)
@@ -42,29 +38,14 @@ class Cell:
 class Row:
     label: str
     cells: list[Cell]
-    line: Line | None = None  # drawn as a swatch
+    line: Line  # drawn as a swatch
 
 
 @dataclass(frozen=True)
 class Table:
-    name: str
-    heads: Sequence[Head]
+    heads: list[str]
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def two_levels(self) -> bool:
-        return any(len(below) > 1 for _, below in self.heads)
-
-    @property
-    def classes(self) -> list[str]:
-        """How the page marks each column: where a metric starts, and which numbers are ours."""
-        marks = []
-        for i, (_, below) in enumerate(self.heads):
-            for j, name in enumerate(below):
-                start = "start" if self.two_levels and i > 0 and j == 0 else ""
-                marks.append(" ".join(filter(None, [start, "ours" if name == "ours" else ""])))
-        return marks
 
 
 # --- numbers
@@ -104,44 +85,58 @@ def heading(metric: Metric) -> str:
     return f"{metric.label} (%)" if metric.percent else metric.label
 
 
-# --- the table of a study, or of other runs
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns for a terminal, the first to the left and the numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    each = ("  ".join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])]) for r in rows)
+    return "\n".join(each)
+
+
+# --- tables
 
 
 def table(group: Group) -> Table:
-    """A row per optimizer: the paper's value, ours, and the difference, for every metric."""
-    paper = group.study.paper if group.study else {}
-    # a shortened run is no match for the paper's number: it is shown, but not subtracted
-    parts = ("paper", "ours", "difference") if group.full else ("paper", "ours")
-    heads: list[Head] = [("runs", ("",))]
-    rows = [[Cell(str(len(line.runs)))] for line in group.lines]
-    missing, metrics = False, columns_of(group)
+    """A row per line; for every metric the paper's value, ours and the difference."""
+    heads, rows = ["runs"], [[Cell(str(len(line.runs)))] for line in group.lines]
+    metrics, missing = columns_of(group), False
     for metric in metrics:
-        summaries = [Summary.of(line.values(metric.key)) for line in group.lines]
-        missing |= any(s.missing for s in summaries)
-        best = best_of(summaries, metric)
-        theirs = {name: row[metric.key] for name, row in paper.items() if metric.key in row}
-        heads.append((heading(metric), parts if theirs else ("ours",) if paper else ("",)))
-        for i, (line, ours) in enumerate(zip(group.lines, summaries, strict=True)):
-            cell = our_cell(ours, metric, i in best)
-            beside = beside_paper(theirs, line.name, ours, cell, metric)
-            rows[i] += beside[: len(parts)] if theirs else [cell]
+        every = [line.of(metric.key) for line in group.lines]
+        missing |= any(ours.missing for ours in every)
+        best = best_of(every, metric)
+        printed = group.study.paper if group.study else {}
+        paper = {name: row[metric.key] for name, row in printed.items() if metric.key in row}
+        leader = metric.better(mean for mean, _ in paper.values()) if paper else None
+        # a shortened run is no match for the paper's number: it is shown, but not subtracted
+        subtracted = bool(paper) and group.full
+        heads += [f"{heading(metric)}, paper"] if paper else []
+        heads += [f"{heading(metric)}, ours" if paper else heading(metric)]
+        heads += ["difference"] if subtracted else []
+        for i, (row, line, ours) in enumerate(zip(rows, group.lines, every, strict=True)):
+            mean, sd = paper.get(line.name, (None, None))
+            gap = None if mean is None or ours.mean is None else ours.mean - mean
+            row += (
+                [Cell(spread(mean, sd, metric), mean is not None and mean == leader)]
+                if paper
+                else []
+            )
+            row += [our_cell(ours, metric, i in best)]
+            row += [Cell("–" if gap is None else number(gap, metric, True))] if subtracted else []
     made = [Row(x.label, cells, x) for x, cells in zip(group.lines, rows, strict=True)]
-    return Table(group.name, heads, made, notes(group, metrics, missing))
+    return Table(heads, made, notes(group, metrics, missing))
 
 
-def beside_paper(
-    theirs: Mapping[str, Printed], name: str, ours: Summary, cell: Cell, metric: Metric
-) -> list[Cell]:
-    """Paper, ours, difference."""
-    if name not in theirs:
-        return [Cell("–"), cell, Cell("–")]
-    mean, sd = theirs[name]
-    best = metric.better(value for value, _ in theirs.values())
-    gap = "–" if ours.mean is None else number(ours.mean - mean, metric, signed=True)
-    return [Cell(spread(mean, sd, metric), mean == best), cell, Cell(gap)]
-
-
-# --- the best of many settings
+def best_table(group: Group) -> Table:
+    """How many settings a row has, and the best of them."""
+    metric, chosen = columns_of(group)[0], best_lines(group)
+    every = [line.of(metric.key) for line in chosen]
+    best, rows = best_of(every, metric), []
+    for i, (line, ours) in enumerate(zip(chosen, every, strict=True)):
+        same = group.named(line.name)
+        at = line.label.removeprefix(line.title).removeprefix(", ")
+        cells = [Cell(str(len(same))), Cell(str(sum(len(x.runs) for x in same)))]
+        rows.append(Row(line.title, [*cells, our_cell(ours, metric, i in best), Cell(at)], line))
+    heads = ["settings", "runs", f"best {heading(metric)}", "at"]
+    return Table(heads, rows, ["Every setting is the mean over its runs."])
 
 
 def best_lines(group: Group) -> list[Line]:
@@ -153,7 +148,7 @@ def best_lines(group: Group) -> list[Line]:
 
     def score(line: Line) -> tuple[bool, float]:
         """Settings of which a run is missing come after all others."""
-        found = Summary.of(line.values(metric.key))
+        found = line.of(metric.key)
         return not found.missing, -math.inf if found.mean is None else sign * found.mean
 
     best: dict[str, Line] = {}
@@ -162,58 +157,14 @@ def best_lines(group: Group) -> list[Line]:
     return [line for line in group.lines if line is best[line.name]]
 
 
-def best_table(group: Group, findings: Mapping[str, str]) -> Table:
-    """How many settings a row has, and the best of them; ``findings`` has more to say of some."""
-    metric, chosen = columns_of(group)[0], best_lines(group)
-    summaries = [Summary.of(line.values(metric.key)) for line in chosen]
-    best = best_of(summaries, metric)
-    rows = []
-    for i, (line, ours) in enumerate(zip(chosen, summaries, strict=True)):
-        same = [x for x in group.lines if x.name == line.name]
-        at = line.label.removeprefix(line.title).removeprefix(", ")
-        cells = [Cell(str(len(same))), Cell(str(sum(len(x.runs) for x in same)))]
-        cells += [our_cell(ours, metric, i in best), Cell(at)]
-        cells += [Cell(findings.get(line.name, "–"))] if findings else []
-        rows.append(Row(line.title, cells, line))
-    heads = ["settings", "runs", f"best {heading(metric)}", "at"]
-    heads += ["how many are good"] if findings else []
-    text = "Every setting is the mean over its runs; verdicts count settings seed by seed."
-    return Table(group.name, [(h, ("",)) for h in heads], rows, [text] if findings else [])
-
-
-def columns_of(group: Group) -> list[Metric]:
-    """A study's metrics; for other runs, whatever numbers their results hold."""
-    seen = {
-        key
-        for run in group.runs
-        for key, value in run.result.items()
-        if key not in NOT_METRICS and not isinstance(value, (str, list, dict, bool))
-    }
-    if group.study:
-        seen |= {k for k in DERIVED if any(value(run, k) is not None for run in group.runs)}
-        return [m for m in group.study.metrics if m.key in seen] or [*group.study.metrics]
-    known = {m.key: m for study in STUDIES.values() for m in study.metrics}
-
-    def place(key: str) -> tuple[bool, int, str]:
-        """Where a run ended comes first; the best on the way, which flatters, last."""
-        ended = key.startswith(("swa_", "test_", "valid_", "val_"))
-        kind = 2 if key == "train_loss" else 1 if key in known else 3
-        return key.startswith("best_"), 0 if ended else kind, key
-
-    chosen = sorted(seen, key=place)[:MOST_COLUMNS]
-    return [known[key] if key in known else guessed(key, group) for key in chosen]
-
-
-def guessed(key: str, group: Group) -> Metric:
-    """A metric that no study names: its kind shows in the last word."""
-    values = [v for line in group.lines for v in line.values(key) if v is not None]
-    words = key.lower().split("_")
-    higher = any(word in HIGHER for word in words)
-    percent = all(0 <= v <= 1 for v in values) and words[-1] in ("accuracy", "acc")
-    whole = bool(values) and all(float(v).is_integer() for v in values)
-    digits = 2 if percent else 0 if whole else 4
-    ranked = higher or any(word in LOWER for word in words)
-    return Metric(key, key.replace("_", " "), percent, higher, digits, ranked)
+def best_of(every: Sequence[Summary], metric: Metric) -> set[int]:
+    """The rows with the best mean among those whose runs all got there; none if all are alike."""
+    means = {i: s.mean for i, s in enumerate(every) if s.mean is not None and s.missing == 0}
+    if not metric.ranked or not means:
+        return set()
+    shown = number(metric.better(means.values()), metric)  # what reads alike is alike
+    found = {i for i, mean in means.items() if number(mean, metric) == shown}
+    return found if len(found) < len(every) else set()
 
 
 def our_cell(ours: Summary, metric: Metric, best: bool) -> Cell:
@@ -223,25 +174,45 @@ def our_cell(ours: Summary, metric: Metric, best: bool) -> Cell:
     return Cell(spread(ours.mean, ours.sd, metric), best, note)
 
 
-def best_of(summaries: Sequence[Summary], metric: Metric) -> set[int]:
-    """The rows with the best mean among those whose runs all got there; none if all are alike."""
-    means = {i: s.mean for i, s in enumerate(summaries) if s.mean is not None and s.missing == 0}
-    if not metric.ranked or not means:
-        return set()
-    shown = number(metric.better(means.values()), metric)  # what reads alike is alike
-    found = {i for i, mean in means.items() if number(mean, metric) == shown}
-    return found if len(found) < len(summaries) else set()
-
-
 def notes(group: Group, metrics: list[Metric], missing: bool) -> list[str]:
     several = any(len(line.runs) > 1 for line in group.lines)
     many = "Mean ± standard deviation of the sample over the runs."
-    found = [
-        f"{many if several else 'One run each, so there is no standard deviation.'} Best in bold."
-    ]
-    found += [EXPLAINED[m.key] for m in metrics if m.key in EXPLAINED]
-    found += [PARTIAL] if missing else []
+    found = [many if several else "One run each, so there is no standard deviation."]
+    found += ["Best in bold.", *(EXPLAINED[m.key] for m in metrics if m.key in EXPLAINED)]
+    found += ["“k of n”: only k runs got there, and the mean is of those."] if missing else []
     for line in group.lines:
         if count := sum("diverged_at" in r.result for r in line.runs):
             found.append(f"{line.label}: {count} run{'s' if count > 1 else ''} diverged.")
     return found
+
+
+# --- columns
+
+
+def columns_of(group: Group) -> list[Metric]:
+    """A study's metrics; for other runs, whatever numbers their results hold."""
+    told = (pair for run in group.runs for pair in run.result.items() if pair[0] not in NOT_METRICS)
+    seen = {key for key, found in told if found is None or is_number(found)}
+    if group.study:
+        seen |= {k for k in DERIVED if any(value(run, k) is not None for run in group.runs)}
+        return [m for m in group.study.metrics if m.key in seen] or [*group.study.metrics]
+    known = {m.key: m for study in STUDIES.values() for m in study.metrics}
+
+    def place(key: str) -> tuple[bool, bool, str]:
+        """Where a run ended comes first; the best on the way, which flatters, last."""
+        ended = key.startswith(("swa_", "test_", "valid_", "val_"))
+        return key.startswith("best_"), not ended, key
+
+    chosen = sorted(seen, key=place)[:MOST_COLUMNS]
+    return [known.get(key) or guessed(key, group) for key in chosen]
+
+
+def guessed(key: str, group: Group) -> Metric:
+    """A metric that no study names: its kind shows in its words."""
+    values = [v for run in group.runs if (v := value(run, key)) is not None]
+    words = {*key.lower().split("_")}
+    percent = bool(words & {"accuracy", "acc"}) and all(0 <= v <= 1 for v in values)
+    whole = bool(values) and all(float(v).is_integer() for v in values)
+    digits = 2 if percent else 0 if whole else 4
+    higher, lower = bool(words & HIGHER), bool(words & LOWER)
+    return Metric(key, key.replace("_", " "), percent, higher, digits, higher or lower)

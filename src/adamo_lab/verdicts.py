@@ -69,13 +69,12 @@ class Verdict:
     """The answer to a claim, and the numbers behind it."""
 
     claim: Claim
-    outcome: str  # HOLDS, FAILS or OPEN
-    reason: str
-    n: tuple[int, int]
+    outcome: str = OPEN  # HOLDS, FAILS or OPEN
+    reason: str = ""
+    n: tuple[int, int] = (0, 0)
     test: str = ""
     difference: float | None = None
-    interval: tuple[float, float] | None = None
-    confidence: int = 95  # of the interval, in per cent
+    interval: tuple[float, float] | None = None  # of 95 %, for "=" of 90 %
     p: float | None = None  # in the claimed direction
     p_opposite: float | None = None
     missing: tuple[int, int] = (0, 0)
@@ -84,26 +83,22 @@ class Verdict:
 def judge(claim: Claim, first: Values, second: Values, higher_is_better: bool = True) -> Verdict:
     """Decide a claim from the values of its two sides, one a run."""
     a, b = Summary.of(first), Summary.of(second)
-    n, missing = (a.n, b.n), (a.missing, b.missing)
-    made = Verdict(claim, OPEN, "", n, missing=missing)
-    if min(n) == 0:
-        return replace(made, reason="no runs yet" if max(n) == 0 else "one side has no runs")
-    if min(n) < FEWEST:
-        return replace(made, reason=f"at least {FEWEST} runs a side are needed")
-    if max(missing) == 0:
+    made = Verdict(claim, n=(a.n, b.n), missing=(a.missing, b.missing))
+    if min(made.n) < FEWEST:
+        few = f"at least {FEWEST} runs a side are needed"
+        none = "no runs yet" if max(made.n) == 0 else "one side has no runs"
+        return replace(made, reason=few if min(made.n) else none)
+    if not any(made.missing):
         made = replace(made, difference=statistics.mean(a.values) - statistics.mean(b.values))
         return (equal if claim.relation == "=" else ordered)(made, a, b)
     if claim.relation == "=":
-        reason = "some runs never got there, so there is no mean to compare"
-        return replace(made, reason=reason)
-    if claim.relation == ">" and not higher_is_better and 2 * missing[0] > n[0]:
+        return replace(made, reason="some runs never got there, so there is no mean to compare")
+    if claim.relation == ">" and not higher_is_better and 2 * a.missing > a.n:
         # a rank test would call that significantly later
-        reason = "it did not come late, it never came"
-        reason += "" if missing[0] == n[0] else " in most runs"
+        reason = "it did not come late, it never came" + ("" if not a.values else " in most runs")
         return replace(made, outcome=FAILS, reason=reason, test="most runs never got there")
     worst = -math.inf if higher_is_better else math.inf  # as such rank runs without a value
-    x, y = ([worst if v is None else float(v) for v in side] for side in (first, second))
-    return by_rank(made, x, y)
+    return by_rank(made, *([worst if v is None else v for v in side] for side in (first, second)))
 
 
 def ordered(made: Verdict, a: Summary, b: Summary) -> Verdict:
@@ -120,13 +115,10 @@ def equal(made: Verdict, a: Summary, b: Summary) -> Verdict:
     """ "=" holds if the 90 % interval lies within the margin: two one-sided tests at 5 %."""
     gap, margin = made.difference or 0.0, made.claim.margin
     low, high = (gap, gap) if a.sd == b.sd == 0 else interval(a, b, 0.90)
-    outcome, where = FAILS, "reaches beyond"
-    if -margin <= low and high <= margin:
-        outcome, where = HOLDS, "lies within"
-    elif low > margin or high < -margin:
-        where = "lies outside"
-    told = replace(made, outcome=outcome, reason=f"the interval {where} the margin")
-    return replace(told, test="interval", interval=(low, high), confidence=90)
+    inside, outside = -margin <= low and high <= margin, low > margin or high < -margin
+    where = "lies within" if inside else "lies outside" if outside else "reaches beyond"
+    outcome, reason = HOLDS if inside else FAILS, f"the interval {where} the margin"
+    return replace(made, outcome=outcome, reason=reason, test="interval", interval=(low, high))
 
 
 def interval(a: Summary, b: Summary, confidence: float) -> tuple[float, float]:
@@ -144,8 +136,8 @@ def welch(a: Summary, b: Summary, alternative: str = "two-sided") -> Any:
 
 def by_rank(made: Verdict, a: Sequence[float], b: Sequence[float]) -> Verdict:
     """By rank. Open where the runs are as claimed and too few for this test."""
-    larger, smaller = rank_p(a, b), rank_p(b, a)
-    claimed, opposite = (larger, smaller) if made.claim.relation == ">" else (smaller, larger)
+    larger, smaller = (a, b) if made.claim.relation == ">" else (b, a)
+    claimed, opposite = rank_p(larger, smaller), rank_p(smaller, larger)
     found = decided(made, "rank test", claimed, opposite)
     least = 1 / math.comb(len(a) + len(b), len(a))
     if least >= LEVEL and claimed < opposite:
@@ -160,8 +152,8 @@ def decided(made: Verdict, test: str, claimed: float, opposite: float) -> Verdic
         outcome, reason = HOLDS, "significant"
     elif opposite < LEVEL / 2:  # nobody claimed it, so that both directions were looked at
         reason = "opposite direction significant"
-    told = replace(made, outcome=outcome, reason=reason, test=test)
-    return replace(told, p=claimed, p_opposite=opposite)
+    found = replace(made, outcome=outcome, reason=reason, test=test)
+    return replace(found, p=claimed, p_opposite=opposite)
 
 
 def rank_p(a: Sequence[float], b: Sequence[float]) -> float:

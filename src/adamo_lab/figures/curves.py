@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from ..groups import YOURS, Group, Line
-from ..studies import STUDIES
+from ..runs import YOURS, Group, Line, capitalized
+from ..studies import STUDIES, Metric
 from ..tables import best_lines, columns_of, heading, number
 from ..tasks import unit
 from ..verdicts import Summary
@@ -26,100 +26,89 @@ LABELS = {"weight_norm": "norm of all weights, ‖w‖", "gradient_norm": "norm 
 FEWEST = 3  # learning rates that make a curve
 
 Track = tuple[np.ndarray, np.ndarray]  # epochs and values of one run
+Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # epochs; mean, lowest, highest
 
 
 def draw(group: Group) -> list[Drawing]:
     """One figure a quantity, each small enough to read on a phone."""
-    lines = best_lines(group)
-    made = (figure(group, lines, key) for key in keys(group, lines))
-    return [drawing for drawing in made if drawing is not None]
+    return [figure(group, key) for key in keys(group)]
 
 
-def keys(group: Group, lines: list[Line]) -> list[str]:
+def keys(group: Group) -> list[str]:
     """What is worth a figure: test metrics first, then loss and norms."""
-    rows = [row for x in lines for r in x.runs for row in (*r.metrics[:1], *r.metrics[-1:])]
-    seen = dict.fromkeys(key for row in rows for key in row if key not in NOT_DRAWN)
-    tested = [k for k in seen if k not in LAST]
-    if group.task != YOURS:
+    rows = [row for x in best_lines(group) for run in x.runs for row in run.metrics]
+    seen = {key for row in rows for key, value in row.items() if value is not None} - NOT_DRAWN
+    tested, last = sorted(seen - {*LAST}), [key for key in LAST if key in seen]
+    if group.config.task != YOURS:  # perplexity is the loss once more
         tested = [k for k in tested if k.startswith(("test_", "valid_"))]
-        same = {k.replace("_loss", "_perplexity") for k in tested if k.endswith("_loss")}
-        tested = [k for k in tested if k not in same]
-    last = [k for k in LAST if k in seen]
+        tested = [k for k in tested if k.replace("_perplexity", "_loss") not in {*tested} - {k}]
     if group.study and group.study.kind == "curves":  # the runs of a table, which has the rest
-        return sorted(tested)
-    return [*sorted(tested)[: MOST_FIGURES - len(last)], *last]
+        return tested
+    return [*tested[: MOST_FIGURES - len(last)], *last]
 
 
-def figure(group: Group, lines: list[Line], key: str) -> Drawing | None:
+def figure(group: Group, key: str) -> Drawing:
     """Means over the runs of every line, and a band around each."""
-    tracks = {id(x): [t for r in x.runs if (t := series(r.metrics, key))] for x in lines}
-    lines = [x for x in lines if tracks[id(x)]]
-    if not lines:
-        return None
+    tracks = [(x, [t for r in x.runs if (t := series(r.metrics, key))]) for x in best_lines(group)]
+    tracks = [(line, mine) for line, mine in tracks if mine]
     known = {m.key for study in STUDIES.values() for m in study.metrics}
-    values = np.concatenate([y for x in lines for _, y in tracks[id(x)]])
+    values = np.concatenate([y for _, mine in tracks for _, y in mine])
     shares = key.endswith("accuracy") and (key in known or bool(np.all(abs(values - 0.5) <= 0.5)))
     factor = 100 if shares else 1
-    labels = [x.label for x in lines]
+    labels = [line.label for line, _ in tracks]
     rows = math.ceil(len(labels) / legend_columns(labels))
     picture, (axes,) = canvas(height=2.75 + 0.17 * rows)
     handles: list[Artist] = []
-    curves = []
-    for line in lines:
-        x, mean, low, high = combined(tracks[id(line)])
-        if key == "gradient_norm":
-            low, high = deviation(line, x, mean)
-        curves.append((x, factor * mean, factor * low))
-        marker = "o" if len(x) == 1 else None
-        look: Any = {"color": line.colour, "linestyle": line.entry.line, "marker": marker}
-        handles += axes.plot(x, factor * mean, **look)
-        band = {"color": line.colour, "alpha": 0.16, "linewidth": 0}
-        axes.fill_between(x, factor * low, factor * high, **band)
-        mark_divergence(axes, line, key, factor)
+    bands = []
+    for line, mine in tracks:
+        x, mean, low, high = band = combined([(x, factor * y) for x, y in mine])
+        bands.append(band)
+        marker = "o" if len(x) == 1 else ""
+        handles += axes.plot(x, mean, color=line.colour, ls=line.entry.line, marker=marker)
+        axes.fill_between(x, low, high, color=line.colour, alpha=0.16, linewidth=0)
+        for run in line.runs:  # a cross where one came to an end before its time
+            if "diverged_at" in run.result and (track := series(run.metrics, key)):
+                end = (track[0][-1], factor * track[1][-1])
+                axes.plot(*end, marker="x", ms=8, mew=2, color=line.colour)
     name = LABELS.get(key, key.replace("_", " "))
     shown = f"{name} (%)" if shares else name
     axes.set_title(plain(shown))
-    set_axes(axes, group, curves, shares)
+    set_axes(axes, group, bands, shares)
     legend_below(picture, handles, labels)
-    ends = ", ".join(
-        f"{label} {y[-1]:.3g}" for label, (_, y, _) in zip(labels, curves, strict=True)
-    )
-    over = f"over {unit(group.task)}s for {listed(labels)}"
-    alt = f"Line chart of {shown} {over}; at the end: {ends}"
-    counts = sorted({len(tracks[id(x)]) for x in lines})
-    return finish(picture, group, key, caption_of(group, counts, name, key), alt)
+    ends = [f"{label} {mean[-1]:.3g}" for label, (_, mean, *_) in zip(labels, bands, strict=True)]
+    over = f"over {unit(group.config.task)}s for {listed(labels)}"
+    alt = f"Line chart of {shown} {over}; at the end: {', '.join(ends)}"
+    counts = [len(mine) for _, mine in tracks]
+    return finish(picture, group, key, caption_of(group, counts, name), alt)
 
 
-def set_axes(axes: Axes, group: Group, curves: list[Any], shares: bool) -> None:
+def set_axes(axes: Axes, group: Group, bands: Sequence[Band], shares: bool) -> None:
     """Logarithmic where numbers span decades; accuracies from where they have settled."""
-    means = np.concatenate([mean for _, mean, _ in curves])
+    means = np.concatenate([mean for _, mean, *_ in bands])
     lowest, highest = float(np.nanmin(means)), float(np.nanmax(means))
-    floor = min(float(np.min(low[x >= SETTLED * x[-1]])) for x, _, low in curves)
-    axes.set_xlabel(unit(group.task))
-    if group.task == "grokking":
+    floor = min(float(np.min(low[x >= SETTLED * x[-1]])) for x, _, low, _ in bands)
+    axes.set_xlabel(unit(group.config.task))
+    grokking = group.config.task == "grokking"
+    if grokking:
         log_axis(axes, "x")
     else:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if 0 < 20 * lowest < highest and not shares:
         log_axis(axes, "y")
-    elif shares and group.task != "grokking" and floor > 0.3 * highest:
+    elif shares and not grokking and floor > 0.3 * highest:
         axes.set_ylim(bottom=floor - 0.03 * highest)  # the first climb is not the subject
     axes.margins(x=0.02)
 
 
-def caption_of(group: Group, counts: list[int], name: str, key: str) -> str:
-    """What is shown; how many runs; what the band is; how the lines were chosen if not all are."""
-    amount = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    several = counts[-1] > 1
-    text = f"{name[0].upper()}{name[1:]} over training. "
-    text += f"Mean of {amount} runs." if several else "One run each."
-    if key == "gradient_norm":
-        text += f" Band: one standard deviation over the steps of one {unit(group.task)}."
-    elif several:
-        text += " The band spans lowest to highest."
+def caption_of(group: Group, counts: Sequence[int], name: str) -> str:
+    """What is shown; how many runs; how the lines were chosen if not all are."""
+    amount = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    several = f"Mean of {amount} runs. The band spans lowest to highest."
+    text = f"{capitalized(name)} over training. "
+    text += several if max(counts) > 1 else "One run each."
     if len(best_lines(group)) < len(group.lines):
         first = columns_of(group)[0].key
-        missing = any(v is None for line in group.lines for v in line.values(first))
+        missing = any(line.of(first).missing for line in group.lines)
         text += f" Of every optimizer, its best setting by {first.replace('_', ' ')}"
         text += ", of those in which all runs have one if there are any." if missing else "."
     return text
@@ -128,13 +117,11 @@ def caption_of(group: Group, counts: list[int], name: str, key: str) -> str:
 def series(rows: list[dict], key: str) -> Track | None:
     """Epochs and values of one run, where there is a value."""
     pairs = [(row["epoch"], row[key]) for row in rows if row.get(key) is not None]
-    if not pairs:
-        return None
-    x, y = np.array(pairs, dtype=float).T
-    return x, y
+    x, y = np.array(pairs, dtype=float).reshape(-1, 2).T
+    return (x, y) if pairs else None
 
 
-def combined(tracks: list[Track]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def combined(tracks: list[Track]) -> Band:
     """Mean, lowest and highest over runs, on the epochs of all of them, thinned."""
     x = np.unique(np.concatenate([track[0] for track in tracks]))
     if len(x) > MOST_POINTS:
@@ -146,69 +133,48 @@ def combined(tracks: list[Track]) -> tuple[np.ndarray, np.ndarray, np.ndarray, n
     return x, np.nanmean(y, axis=0), np.nanmin(y, axis=0), np.nanmax(y, axis=0)
 
 
-def deviation(line: Line, x: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A standard deviation around the gradient's norm, averaged over the runs."""
-    tracks = [t for run in line.runs if (t := series(run.metrics, "gradient_norm_sd"))]
-    if not tracks:
-        return mean, mean
-    at, sd, _, _ = combined(tracks)
-    sd = np.interp(x, at, sd)
-    return np.maximum(mean - sd, 0.02 * mean), mean + sd  # a log axis must not meet zero
-
-
-def mark_divergence(axes: Axes, line: Line, key: str, factor: float) -> None:
-    """A cross where a run came to an end before its time."""
-    for run in line.runs:
-        if "diverged_at" in run.result and (track := series(run.metrics, key)):
-            x, y = track[0][-1], factor * track[1][-1]
-            axes.plot(x, y, marker="x", markersize=8, markeredgewidth=2, color=line.colour)
-
-
 # --- learning rates
 
 
 def draw_rates(group: Group) -> list[Drawing]:
     """How good every row is at each learning rate, with the best of its other settings."""
     metric = columns_of(group)[0]
-    sign, factor = (1 if metric.higher_is_better else -1), (100 if metric.percent else 1)
     names = dict.fromkeys(line.name for line in group.lines)
-    curves = (
-        best_by_rate([x for x in group.lines if x.name == n], metric.key, sign) for n in names
-    )
+    curves = [best_by_rate(group.named(name), metric) for name in names]
     curves = [found for found in curves if len(found) >= FEWEST]
     if not curves:
         return []
+    factor = 100 if metric.percent else 1
     picture, (axes,) = canvas(height=3.1)
     handles, labels, ends = [], [], []
     for found in curves:
-        line, rates = found[0][1], [rate for rate, _, _ in found]
-        means, low, high = (
-            [factor * pick(s.values) for _, _, s in found] for pick in (np.mean, min, max)
-        )
-        what = line.entry
-        handles += axes.plot(rates, means, color=what.colour, linestyle=what.line, marker="o", ms=4)
-        axes.fill_between(rates, low, high, color=what.colour, alpha=0.16, linewidth=0)
+        rates, line = [*found], next(iter(found.values()))[0]
+        every = [factor * np.array(ours.values) for _, ours in found.values()]
+        means, low, high = ([float(f(y)) for y in every] for f in (np.mean, np.min, np.max))
+        look = line.entry
+        handles += axes.plot(rates, means, color=look.colour, ls=look.line, marker="o", ms=4)
+        axes.fill_between(rates, low, high, color=look.colour, alpha=0.16, linewidth=0)
         labels.append(line.title)
-        best = max(found, key=lambda point: sign * (point[2].mean or 0.0))
-        ends.append(f"{line.title} {number(best[2].mean or 0.0, metric)} at {best[0]:g}")
+        best = metric.better(means)
+        ends.append(f"{line.title} {number(best / factor, metric)} at {rates[means.index(best)]:g}")
     log_axis(axes, "x")
     axes.set(title=plain(heading(metric)), xlabel="learning rate")
     legend_below(picture, handles, labels)
     caption = (
-        f"{metric.label[0].upper()}{metric.label[1:]} at every learning rate, with the best of the "
-        "other settings that were tried there. A band spans the seeds."
+        f"{capitalized(metric.label)} at every learning rate, with the best of the other settings "
+        "that were tried there. A band spans the seeds."
     )
     alt = f"Line chart over the learning rate of {listed(labels)}; best: {', '.join(ends)}"
     return [finish(picture, group, "learning-rates", caption, alt)]
 
 
-def best_by_rate(lines: list[Line], key: str, sign: int) -> list[tuple[float, Line, Summary]]:
-    """(learning rate, line, its values) of the best line at each rate; none that lost a run."""
-    best: dict[float, tuple[float, Line, Summary]] = {}
+def best_by_rate(lines: list[Line], metric: Metric) -> dict[float, tuple[Line, Summary]]:
+    """The best line at each learning rate, and its values; none that lost a run."""
+    best: dict[float, tuple[Line, Summary]] = {}
     for line in lines:
-        rate, found = line.hyper.get("lr"), Summary.of(line.values(key))
-        if isinstance(rate, float) and found.mean is not None and not found.missing:
-            known = best.get(rate)
-            if known is None or sign * found.mean > sign * (known[2].mean or -math.inf):
-                best[rate] = (rate, line, found)
-    return [best[rate] for rate in sorted(best)]
+        rate, ours = line.hyper.get("lr"), line.of(metric.key)
+        if isinstance(rate, float) and ours.mean is not None and not ours.missing:
+            known = best[rate][1].mean if rate in best else None
+            if known is None or metric.better([known, ours.mean]) != known:
+                best[rate] = (line, ours)
+    return dict(sorted(best.items()))

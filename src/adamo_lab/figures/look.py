@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
-import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,18 +13,15 @@ import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from ..groups import Group, slug
+from ..runs import Group, slug
 
 WIDTH = 4.8  # inches: at 330 pixels across, 9 point text is 9 pixels high
 DPI = 200
 INK, FAINT = "#1c1c1c", "#d9d9d9"
 
 RC: Any = {  # matplotlib.rcParams, whose stub has a type for its keys
-    "figure.facecolor": "white",
-    "axes.facecolor": "white",
     "axes.edgecolor": "#6b6b6b",
     "axes.labelcolor": INK,
     "axes.linewidth": 0.7,
@@ -92,30 +87,16 @@ def finish(figure: Figure, group: Group, what: str, caption: str, alt: str) -> D
         box = {"boxstyle": "round,pad=0.35", "facecolor": "#ffe8b3", "edgecolor": "#c98a00"}
         look: Any = {"fontsize": 8, "fontweight": "bold", "color": "#5c3a00", "bbox": box}
         figure.suptitle("  ·  ".join(group.banners), **look)
-    engine = figure.get_layout_engine()
-    if isinstance(engine, ConstrainedLayoutEngine) and group.banners:
-        engine.set(h_pad=0.09)  # inches: room for the banner's box
-    svg = io.StringIO()
+    svg = io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     return Drawing(
         name=slug(f"{group.name}-{what}"),
         caption=caption,
         alt=". ".join([alt.rstrip("."), *group.banners]) + ".",
-        svg=slim(svg.getvalue()).encode(),
+        svg=svg.getvalue(),
         size=(width, height),
     )
-
-
-def slim(svg: str) -> str:
-    """A third smaller: paths with a tenth of a point, which is below a pixel, and no blanks."""
-    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-
-    def path(found: re.Match[str]) -> str:
-        text = re.sub(r"-?\d+\.\d+", lambda n: f"{round(float(n[0]), 1):g}", found[0])
-        return re.sub(r" ?([A-Za-z])\s+", r"\1", " ".join(text.split()))
-
-    return re.sub(r">\s+<", "><", re.sub(r'(?<= d=")[^"]*', path, svg))
 
 
 def legend_below(
@@ -131,26 +112,14 @@ def legend_columns(labels: list[str], most: int = 2) -> int:
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Powers of ten in plain letters: mathematics takes matplotlib longer than all the rest."""
+    """Numbers in plain letters: mathematics takes matplotlib longer than all the rest."""
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
     low, high = sorted(axis.get_view_interval())
     if high < 1000 * low:  # powers of ten alone would be too few
         axis.set_major_locator(LogLocator(subs=(1.0, 3.0) if high > 30 * low else (1.0, 2.0, 5.0)))
-
-
-def power(value: float) -> str:
-    """0.01, 1, 300, and beyond that 10⁻³ or 3·10⁴."""
-    if not 0 < value < math.inf:
-        return ""
-    if 0.01 <= value < 10_000:
-        return f"{value:g}"
-    exponent = math.floor(math.log10(value) + 1e-9)
-    first = f"{value / 10**exponent:.3g}"
-    raised = f"{exponent}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"10{raised}" if first == "1" else f"{first}·10{raised}"
 
 
 def plain(text: str) -> str:

@@ -13,10 +13,10 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ..derived import value
-from ..grids import Grid
-from ..groups import Group, entries_of, show
+from ..grids import Grid, grids
 from ..records import Record, shape
+from ..runs import Group, capitalized, entry_of, show, value
+from ..tables import heading, number
 from .look import INK, Drawing, canvas, finish, legend_below, listed, plain
 
 SIDES = LinearSegmentedColormap.from_list("sides", ["#7fb8dd", "#f7f7f7", "#f0b28a"])
@@ -28,14 +28,11 @@ TITLE_WIDTH = 62  # characters of a heat map's title in one line
 
 
 def boundaries(group: Group) -> list[Drawing]:
-    """A panel per optimizer, all of the same seed: what is said where, and the points."""
-    drawable = ((x, [r for r in x.runs if has_boundary(r)]) for x in group.lines)
-    panels = [(x, runs) for x, runs in drawable if runs]
-    if not panels:
+    """A panel per optimizer, of its first seed: what is said where, and the points."""
+    firsts = ((line, next(filter(has_boundary, line.runs), None)) for line in group.lines)
+    chosen = [(line, run) for line, run in firsts if run]
+    if not chosen:
         return []
-    shared = set.intersection(*({r.config.seed for r in runs} for _, runs in panels))
-    seed = min(shared) if shared else None
-    chosen = [(x, next(r for r in runs if seed in (None, r.config.seed))) for x, runs in panels]
     rows = math.ceil(len(chosen) / 2)
     picture, axes = canvas(rows, min(2, len(chosen)), height=0.3 + 2.55 * rows)
     for panel in axes[len(chosen) :]:
@@ -47,8 +44,8 @@ def boundaries(group: Group) -> list[Drawing]:
         ending = "" if norm is None else f"‖w‖ = {norm:.3g}"
         panel.set_title("\n".join(map(plain, filter(None, (line.title, ending)))), fontsize=9)
         said.append(f"{line.title} {ending}".strip())
-    where = "" if seed is None else f" Seed {seed}."
-    caption = f"Decision boundaries (black) and the training points of the two classes.{where}"
+    seeds = ", ".join(map(str, sorted({run.config.seed for _, run in chosen})))
+    caption = f"Decision boundaries (black) and the points of the two classes. Seed {seeds}."
     alt = f"Decision boundaries of {listed([x.title for x, _ in chosen])}: {'; '.join(said)}"
     return [finish(picture, group, "boundaries", caption, alt)]
 
@@ -102,14 +99,10 @@ def landscapes(group: Group) -> list[Drawing]:
         bar.outline.set_linewidth(0.5)  # type: ignore[operator]
     handles, labels = draw_paths(axes, record)
     told: Any = record.result.get("explained_variance")
-    shares = (
-        [f" ({100 * x:.0f} % of the variance)" for x in told] if shape(told) == (2,) else ["", ""]
-    )
-    axes.set(
-        xlabel=f"first principal component{shares[0]}",
-        ylabel=f"second principal component{shares[1]}",
-        title="loss landscape and paths",
-    )
+    names = ["first principal component", "second principal component"]
+    if shape(told) == (2,):
+        names = [f"{n} ({100 * x:.0f} % of the variance)" for n, x in zip(names, told, strict=True)]
+    axes.set(xlabel=names[0], ylabel=names[1], title="loss landscape and paths")
     axes.grid(False)
     legend_below(picture, handles, labels, columns=4)
     caption = (
@@ -129,28 +122,27 @@ def has_plane(record: Record) -> bool:
 
 def draw_paths(axes: Axes, record: Record) -> tuple[list[Artist], list[str]]:
     names = [key.removeprefix("path_") for key in record.arrays if key.startswith("path_")]
-    entries = entries_of(names)
     handles: list[Artist] = []
     for name in names:
         x, y = np.array(record.arrays[f"path_{name}"], dtype=float).T
-        colour, line = entries[name].colour, entries[name].line
+        colour = entry_of(name).colour
         axes.plot(x, y, color="white", linewidth=3.6, alpha=0.8)  # a halo, for the dark regions
-        handles += axes.plot(x, y, color=colour, linestyle=line, linewidth=1.8)
+        handles += axes.plot(x, y, color=colour, linestyle=entry_of(name).line, linewidth=1.8)
         axes.plot(x[0], y[0], "o", color=colour, markeredgecolor="white", markersize=7)
         axes.plot(x[-1], y[-1], "*", color=colour, markeredgecolor="white", markersize=13)
     for marker, size in (("o", 7), ("*", 10)):
         handles.append(Line2D([], [], marker=marker, markersize=size, color="#6b6b6b", ls="none"))
-    return handles, [*(entries[name].label for name in names), "start", "end"]
+    return handles, [*(entry_of(name).label for name in names), "start", "end"]
 
 
 # --- Figure 4
 
 
-def heat_maps(group: Group, grids: list[Grid]) -> list[Drawing]:
+def heat_maps(group: Group) -> list[Drawing]:
     """One figure an optimizer, with one colour scale for all of them."""
-    low = min((float(np.nanmin(grid.values)) for grid in grids), default=0.0)
-    high = max((float(np.nanmax(grid.values)) for grid in grids), default=0.0)
-    return [heat_map(group, grid, low, high) for grid in grids]
+    maps = grids(group)
+    values = [v for grid in maps for v in grid.values[~np.isnan(grid.values)].tolist()]
+    return [heat_map(group, grid, min(values), max(values)) for grid in maps]
 
 
 def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
@@ -171,30 +163,15 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
             axes.add_patch(Rectangle((j, i), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.4))
     axes.set_xticks(np.arange(len(columns)) + 0.5, [show(v) for v in columns])
     axes.set_yticks(np.arange(len(rows)) + 0.5, [show(v) for v in rows])
-    axes.set(xlabel=axis_name(grid, 1), ylabel=axis_name(grid, 0))
+    axes.set(xlabel=grid.axes[1], ylabel=grid.axes[0])
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_title(textwrap.fill(f"{title}: {grid.finding}", TITLE_WIDTH), fontsize=8.5)
     bar = picture.colorbar(image, ax=axes, shrink=0.9, pad=0.02, aspect=16)
     bar.outline.set_visible(False)  # type: ignore[operator]
-    unit = " accuracy (%)" if grid.metric.percent else ""
-    caption = (
-        f"{title}: {grid.metric.label}{unit} over its two hyper-parameters; ★ marks the best "
-        f"({grid.best_setting}). {grid.finding[0].upper()}{grid.finding[1:]}. All maps share one "
-        "colour scale."
-    )
-    alt = (
-        f"Heat map of {title} over {grid.axes[0]} and {grid.axes[1]}: "
-        f"best {factor * grid.best:.4g} at {grid.best_setting}; {grid.finding}"
-    )
+    best = f"{number(grid.best, grid.metric)} at {grid.best_setting}"
+    what = f"{heading(grid.metric)} of {title} over {grid.axes[0]} and {grid.axes[1]}"
+    caption = f"{capitalized(what)}; ★ marks the best, {best}. All maps share one colour scale."
+    alt = f"Heat map: {what}; best {best}; {grid.finding}"
     return finish(picture, group, f"heat-map-{grid.line.name}", caption, alt)
-
-
-def axis_name(grid: Grid, which: int) -> str:
-    names = {
-        "lr": "tangential learning rate" if grid.line.entry.kind == "adamo" else "learning rate",
-        "radial_lr": "radial learning rate",
-        "weight_decay": "weight decay",
-    }
-    return names.get(grid.axes[which], plain(grid.axes[which]))

@@ -154,7 +154,7 @@ class Study:
 
     @property
     def layers(self) -> bool:
-        """Is it shown layer by layer?"""
+        """Do its records keep what happens in every layer?"""
         return self.kind in ("table", "landscape")
 
     def configs(self, request: Request) -> list[RunConfig]:
