@@ -37,6 +37,7 @@ from adamo_lab.records import (
     save,
 )
 from adamo_lab.studies import STUDIES, Request, Study
+from adamo_lab.studies.evidence import EVIDENCE
 
 RESULTS = Path(__file__).parents[1] / "results"
 CONFIG = RunConfig("digits", "adamw", 0, 3, {"lr": 1e-3}, {"batch": 50})
@@ -337,6 +338,9 @@ def test_results_are_few_files() -> None:
     assert sum(path.stat().st_size for path in files) <= 25e6
 
 
+UNDER_WAY = {study.name for study in EVIDENCE}  # declared before their runs, some of which are made
+
+
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_todays_code_can_rerun_all_of_a_study(study: Study) -> None:
     """Every record is one of its runs, and nothing would be trained again."""
@@ -346,6 +350,9 @@ def test_todays_code_can_rerun_all_of_a_study(study: Study) -> None:
     for config in runs:
         assert {*config.hyper} <= legal_arguments(config.optimizer), config.id
     missing = [c for c in study.configs(Request(study.seeds)) if c.id not in kept(study.name)]
+    if study.name in UNDER_WAY:
+        assert missing  # else it is no longer
+        return
     # the one row without seed 0 was chosen on it
     arms = [(arm.name, c.seed) for c in missing if (arm := study.arm(c))]
     assert arms == ([("adamw_best", 0)] if study.name == "table1" else [])
