@@ -52,7 +52,7 @@ Options = Annotated[
     list[str], typer.Option("--option", help="Of the task, as name=value; may be given again.")
 ]
 NETWORKS = "resnet18 (the default), gpt-124m, gpt-350m, gpt-1.3b, 200-small."
-PEERS = "adamp, pytorch_optimizer, schedulefree (these three are the default), heavyball, torchao."
+PEERS = "adamp, pytorch_optimizer, schedulefree; all three unless told otherwise."
 
 
 def told_version(asked: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,16 +32,6 @@ class Clock:
             run()
         self.wait()
         return (time.perf_counter() - start) / repeats
-
-    def host_seconds(self, run: Run) -> float:
-        """Time until the call comes back."""
-        times = []
-        for _ in range(5):
-            self.wait()
-            start = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
 
     def device_seconds(self, run: Run, repeats: int) -> float:
         """Time the GPU is busy: launch gaps left out, kernels that overlap counted once."""
@@ -76,10 +65,3 @@ class Clock:
             held += event["args"]["Bytes"]
             most = max(most, held)
         return most
-
-    def copy_rate(self) -> float:
-        """Bytes a second of a large copy, read and written."""
-        size = 2**30 if self.cuda else 2**28
-        a = torch.ones(size // 4, device="cuda" if self.cuda else "cpu")
-        b = torch.empty_like(a)
-        return 2 * size / statistics.median(self.seconds(lambda: b.copy_(a), 3) for _ in range(9))

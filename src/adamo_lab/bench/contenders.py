@@ -18,19 +18,15 @@ MANY = 2e8  # parameters, above which what is slow is left out
 
 class Contender(NamedTuple):
     make: Callable[[Parameters], torch.optim.Optimizer]
-    bytes: float  # that a step must move per float32 parameter, each pass reading it anew
     slow: bool = False
 
 
-# module, class, options; torch.compile makes the last two, which takes minutes: by name only
-PEERS: dict[str, tuple[str, str, dict[str, Any], float]] = {
-    "adamp": ("adamp", "AdamP", {}, 28),
-    "pytorch_optimizer": ("pytorch_optimizer", "AdamP", {}, 28),
-    "schedulefree": ("schedulefree", "AdamWScheduleFree", {}, 28),
-    "heavyball": ("heavyball", "AdamW", {"consume_grad": False}, 28),
-    "torchao": ("torchao.optim", "AdamW8bit", {}, 16),
+# module and class of what pip installs without a compiler
+PEERS = {
+    "adamp": ("adamp", "AdamP"),
+    "pytorch_optimizer": ("pytorch_optimizer", "AdamP"),
+    "schedulefree": ("schedulefree", "AdamWScheduleFree"),
 }
-QUICK = ["adamp", "pytorch_optimizer", "schedulefree"]
 
 
 def contenders() -> dict[str, Contender]:
@@ -38,20 +34,18 @@ def contenders() -> dict[str, Contender]:
     none: dict[str, Any] = {"curvature_target": None}
     return {
         # what all are compared with: beside itself it shows the noise
-        "AdamW fused": Contender(lambda ps: adamw(ps, fused=True), 28),
-        "AdamW foreach": Contender(lambda ps: adamw(ps, foreach=True), 28),
-        "AngularAdamW": Contender(lambda ps: AngularAdamW(turning(ps)), 28),
-        "AdamO rows": Contender(lambda ps: AdamO(ps, **rows), 36),
-        "AdamO rows, no curvature": Contender(lambda ps: AdamO(ps, **rows, **none), 28),
-        "AdamO": Contender(lambda ps: AdamO(ps), 60),
-        "AdamO, no curvature": Contender(lambda ps: AdamO(ps, **none), 52),
-        "AdamO, bfloat16 g⁻": Contender(lambda ps: AdamO(ps, previous_gradient="bfloat16"), 56),
-        "AdamO, sampled g⁻": Contender(lambda ps: AdamO(ps, previous_gradient="sampled"), 52.5),
-        "AngularAdamW foreach": Contender(
-            lambda ps: AngularAdamW(turning(ps), foreach=True), 28, slow=True
-        ),
-        "AdamO foreach": Contender(lambda ps: AdamO(ps, foreach=True), 60, slow=True),
-        "AdamO for-loop": Contender(lambda ps: AdamO(ps, foreach=False), 60, slow=True),
+        "AdamW fused": Contender(lambda ps: adamw(ps, fused=True)),
+        "AdamW foreach": Contender(lambda ps: adamw(ps, foreach=True)),
+        "AngularAdamW": Contender(lambda ps: AngularAdamW(turning(ps))),
+        "AdamO rows": Contender(lambda ps: AdamO(ps, **rows)),
+        "AdamO rows, no curvature": Contender(lambda ps: AdamO(ps, **rows, **none)),
+        "AdamO": Contender(AdamO),
+        "AdamO, no curvature": Contender(lambda ps: AdamO(ps, **none)),
+        "AdamO, bfloat16 g⁻": Contender(lambda ps: AdamO(ps, previous_gradient="bfloat16")),
+        "AdamO, sampled g⁻": Contender(lambda ps: AdamO(ps, previous_gradient="sampled")),
+        "AngularAdamW foreach": Contender(lambda ps: AngularAdamW(turning(ps), foreach=True), True),
+        "AdamO foreach": Contender(lambda ps: AdamO(ps, foreach=True), True),
+        "AdamO for-loop": Contender(lambda ps: AdamO(ps, foreach=False), True),
     }
 
 
@@ -59,19 +53,19 @@ def peers(names: list[str]) -> tuple[dict[str, Contender], dict[str, str]]:
     """Those that are installed, and why the others are not here."""
     found, absent = {}, {}
     for name in names:
-        module, kind, options, moved = PEERS[name]
+        module, kind = PEERS[name]
         try:
             cls = getattr(importlib.import_module(module), kind)
         except (ImportError, AttributeError) as error:
             absent[name] = str(error)
             continue
 
-        def make(ps: Parameters, cls: Any = cls, options: Any = options) -> torch.optim.Optimizer:
-            optimizer = cls(ps, lr=1e-3, **options)
+        def make(ps: Parameters, cls: Any = cls) -> torch.optim.Optimizer:
+            optimizer = cls(ps, lr=1e-3)
             getattr(optimizer, "train", lambda: None)()  # schedule-free asks for it
             return optimizer
 
-        found[f"{kind} ({name})"] = Contender(make, moved, slow=True)
+        found[f"{kind} ({name})"] = Contender(make, slow=True)
     return found, absent
 
 

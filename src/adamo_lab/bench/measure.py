@@ -13,22 +13,13 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch.utils._pytree import tree_leaves
 
 from .. import environment
+from ..disk import write_atomically
 from ..errors import LabError, writing
-from ..records import write_atomically
 from .clock import Clock
-from .contenders import (
-    MANY,
-    NETWORKS,
-    PEERS,
-    QUICK,
-    Contender,
-    Parameters,
-    contenders,
-    parameters,
-    peers,
-)
+from .contenders import MANY, NETWORKS, PEERS, Contender, Parameters, contenders, parameters, peers
 from .models import MODELS, train_speed
 
 Pairs = dict[str, list[tuple[float, float]]]  # times of the reference and of a contender, by kind
@@ -46,7 +37,7 @@ def measure(
     """Write ``bench-DEVICE.json``, of trainings ``bench-DEVICE-training.json``."""
     known = MODELS if train else [*NETWORKS]
     names = checked(networks, known) or (known if train else ["resnet18"])
-    asked = checked(peer, [*PEERS]) or QUICK
+    asked = checked(peer, [*PEERS]) or [*PEERS]
     here = ["cpu", "cuda"][: 1 + torch.cuda.is_available()]
     where = torch.device(here[-1] if device == "auto" else checked([device], here)[0])
     console, path = Console(), out / f"bench-{where.type}{'-training' if train else ''}.json"
@@ -88,8 +79,7 @@ def steps(
     """All contenders on all networks, in several passes."""
     clock = Clock(device)
     others, absent = peers(asked)
-    rate = clock.copy_rate()
-    record |= {"copy_bytes_per_second": rate, "networks": {}, "absent": absent}
+    record |= {"networks": {}, "absent": absent}
     pairs: dict[tuple[str, str], Pairs] = {}
     for network in track(names * record["passes"], "steps"):
         params = parameters(network, device)
@@ -107,8 +97,6 @@ def steps(
                     raise
                 absent[name] = f"{type(error).__name__}: {error}"[:200]
                 continue
-            busy = row.get("device_seconds", row["seconds"])
-            row["bandwidth_share"] = contender.bytes * size / busy / rate
             rows["optimizers"][name] = row
             gc.collect()
         del params, reference
@@ -130,13 +118,13 @@ def compare(
         theirs()
         ours()
     repeats = max(1, min(20, round(0.05 / clock.seconds(ours, 1))))
-    measures = {"": lambda step: clock.seconds(step, repeats), "host_": clock.host_seconds}
+    measures = {"": lambda step: clock.seconds(step, repeats)}
     if clock.cuda:
         measures["device_"] = lambda step: clock.device_seconds(step, min(repeats, 5))
     for _ in range(rounds):
         for kind, timed in measures.items():
             pairs.setdefault(kind, []).append((timed(theirs), timed(ours)))
-    result: dict[str, Any] = {"bytes_per_parameter": contender.bytes}
+    result: dict[str, Any] = {}
     for kind, found in pairs.items():
         result[f"{kind}seconds"] = statistics.median(time for _, time in found)
         result[f"{kind}ratio"] = statistics.median(time / base for base, time in found)
@@ -147,23 +135,14 @@ def compare(
 
 
 def bytes_of(state: Any) -> int:
-    """What the tensors in it hold, those of tensor subclasses included."""
-    if isinstance(state, dict):
-        state = list(state.values())
-    if isinstance(state, (list, tuple)):
-        return sum(map(bytes_of, state))
-    if hasattr(state, "__tensor_flatten__"):
-        return sum(bytes_of(getattr(state, name)) for name in state.__tensor_flatten__()[0])
-    return state.nbytes if isinstance(state, torch.Tensor) else 0
+    """What the tensors in it hold."""
+    return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
 
 
 COLUMNS = {
     "ms": lambda row: f"{1e3 * row['seconds']:.3f}",
     "step ×": lambda row: f"{row['ratio']:.2f}",
     "GPU ×": lambda row: f"{row['device_ratio']:.2f}" if "device_ratio" in row else "",
-    "bytes": lambda row: f"{row['bytes_per_parameter']:g}",
-    "of copy": lambda row: f"{row['bandwidth_share']:.0%}",
-    "host ×": lambda row: f"{row['host_ratio']:.2f}",
     "extra MB": lambda row: f"{row['extra_bytes'] / 1e6:.0f}",
     "state MB": lambda row: f"{row['state_bytes'] / 1e6:.0f}",
 }
