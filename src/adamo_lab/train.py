@@ -22,20 +22,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from . import environment, optimizers
 from .disk import write_atomically as write
 from .engines import CHECKPOINT, logger
 from .errors import LabError
-from .measures import (
-    Norms,
-    angle,
-    append,
-    digest_of,
-    gradient_norm_variation,
-    rounded,
-    spread,
-)
+from .measures import Norms, angle, append, digest_of, gradient_norm_variation, rounded, spread
 from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite
 from .tasks import task_class
 from .tasks.base import Batch, Phase, Task
@@ -225,7 +218,9 @@ class Run:
         model = copy.deepcopy(self.model)
         for p, mean in zip(model.parameters(), self.average, strict=True):
             p.copy_(mean)
-        calibrate(model, self.task)
+        if batches := self.task.calibration():
+            with self.task.autocast():  # BatchNorm has never seen these weights
+                update_bn((inputs for stack in batches for inputs in stack[0]), model)
         return model
 
     # --- observation
@@ -411,18 +406,3 @@ def new_model(task: Task) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed_of(-1, purpose=2))
         return task.model().to(task.device)
-
-
-def calibrate(model: nn.Module, task: Task) -> None:
-    """Statistics of BatchNorm for weights it has never seen, as the mean over batches."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    momenta = [m.momentum for m in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-    model.train()
-    for stack in task.calibration() if norms else []:
-        for batch in zip(*stack, strict=True):
-            task.loss(model, batch, Phase())
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
