@@ -87,16 +87,6 @@ def test_rounds_of_earlier_passes_count_as_well() -> None:
     assert not [key for key in found if "device" in key]
 
 
-def test_the_memory_of_a_step_is_its_largest_sum_of_live_tensors() -> None:
-    def step() -> None:
-        a = torch.empty(1000)  # 4,000 bytes
-        del a
-        b, c = torch.empty(500), torch.empty(2000)
-        del b, c
-
-    assert Clock(torch.device("cpu")).extra_bytes(step) == pytest.approx(10_000, abs=300)
-
-
 def test_state_is_counted_inside_of_dictionaries_and_lists() -> None:
     assert measure.bytes_of({"a": torch.ones(3), 0: {"b": [torch.ones(8).byte(), 5]}}) == 12 + 8
 

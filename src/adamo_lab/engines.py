@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,12 @@ class View:
     def ended(self, outcome: Outcome) -> None: ...
 
 
-ENGINES = ("auto", "serial", "processes", "cuda", "ray")
+ENGINES = {  # a module, imported when it is asked for, and its function
+    "serial": (".engines", "run_serial"),
+    "processes": (".processes", "run_processes"),
+    "cuda": (".side_by_side", "run_cuda"),
+    "ray": (".ray_engine", "run_ray"),
+}
 Engine = Callable[[Sequence[RunConfig], Setup, View], list[Outcome]]
 
 
@@ -131,22 +137,15 @@ def run_all(
 
 def pick(name: str, setup: Setup) -> Engine:
     """The engine of that name; "auto" goes by the device."""
-    if name not in ENGINES:
-        raise LabError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
     if name == "auto":
-        name = "cuda" if setup.device.startswith("cuda") else "processes"
-        name = "serial" if name == "processes" and setup.workers == 1 else name
+        several = "processes" if setup.workers > 1 else "serial"
+        name = "cuda" if setup.device.startswith("cuda") else several
+    if name not in ENGINES:
+        raise LabError(f"unknown engine {name!r}; known are auto, {', '.join(ENGINES)}")
     if name == "cuda" and not setup.device.startswith("cuda"):
         raise LabError(f"--engine cuda needs a CUDA device, and the device is {setup.device}")
-    if name == "cuda":
-        from .side_by_side import run_cuda as engine
-    elif name == "ray":
-        from .ray_engine import run_ray as engine
-    elif name == "processes":
-        from .processes import run_processes as engine
-    else:
-        engine = run_serial
-    return engine
+    module, function = ENGINES[name]
+    return getattr(import_module(module, __package__), function)
 
 
 def run_serial(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Outcome]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,22 +43,11 @@ class Clock:
             until = max(until, part.end)
         return busy / 1e6 / repeats
 
-    def extra_bytes(self, run: Run) -> int:
-        """The most that a step holds beside what was there before."""
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            run()
-            return torch.cuda.max_memory_allocated() - before
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-            run()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            found.export_chrome_trace(str(path))
-            events = json.loads(path.read_text())["traceEvents"]
-        moved = [e for e in events if e["name"] == "[memory]"]
-        held = most = 0
-        for event in sorted(moved, key=lambda e: e["ts"]):
-            held += event["args"]["Bytes"]
-            most = max(most, held)
-        return most
+    def extra_bytes(self, run: Run) -> int | None:
+        """The most that a step on a GPU holds beside what was there before."""
+        if not self.cuda:
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before

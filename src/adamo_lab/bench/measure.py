@@ -143,7 +143,7 @@ COLUMNS = {
     "ms": lambda row: f"{1e3 * row['seconds']:.3f}",
     "step ×": lambda row: f"{row['ratio']:.2f}",
     "GPU ×": lambda row: f"{row['device_ratio']:.2f}" if "device_ratio" in row else "",
-    "extra MB": lambda row: f"{row['extra_bytes'] / 1e6:.0f}",
+    "extra MB": lambda row: "" if row["extra_bytes"] is None else f"{row['extra_bytes'] / 1e6:.0f}",
     "state MB": lambda row: f"{row['state_bytes'] / 1e6:.0f}",
 }
 
