@@ -138,7 +138,7 @@ def test_a_damaged_record_is_named_and_its_run_trained_again(
 def test_a_node_hands_its_record_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopping: bool
 ) -> None:
-    """The engine on a real Ray is tested above."""
+    """One that does not see the folder; the engine on a real Ray is tested above."""
     asked = []
 
     def report(*news: Any) -> bool:
@@ -146,6 +146,7 @@ def test_a_node_hands_its_record_over(
         return stopping
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda x: x))
+    monkeypatch.setattr(ray_engine.tempfile, "gettempdir", lambda: str(tmp_path / "node"))
     board, (config, _) = SimpleNamespace(report=SimpleNamespace(remote=report)), configs()
     threads = torch.get_num_threads()
     outcome, records = ray_engine.train_on_node(config, here(tmp_path / "out"), board)
@@ -154,6 +155,7 @@ def test_a_node_hands_its_record_over(
     assert asked[0] == ()  # before anything is trained
     assert [r.id for r in records] == ([] if stopping else [config.id])
     assert not any(path.is_file() for path in tmp_path.rglob("*"))  # the driver saves
+    assert not (tmp_path / "out").exists()
 
 
 def test_workers_of_a_cluster_start_elsewhere(

@@ -249,11 +249,11 @@ def demo(
     # a quick look does not mix with the demo
     setup = make_setup(out / "quick" if quick else out, "demo", None, "cpu", workers)
     outcomes = train(demo_runs(quick), setup, "processes")
-    if ended_well(outcomes):
+    if not status_of(outcomes):
         write_page(setup)
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
     print(f"It took {minutes} min {seconds} s.")
-    leave(outcomes)
+    raise typer.Exit(status_of(outcomes))
 
 
 def main() -> None:
@@ -318,25 +318,23 @@ def without_data(configs: list[RunConfig], setup: Setup) -> list[Outcome]:
     from .tasks import data_of
 
     needs = {c.id: data_of(c.task, c.options) for c in configs if not c.synthetic}
-    missing: dict[str, str] = {}
+    missing: dict[str | None, str] = {}
     for name in dict.fromkeys(needs.values()):
         try:
             data.check(name, setup.data_dir)
         except LabError as error:
             missing[name] = str(error)
-    if not missing:
-        return []
-    found, _ = load_all(setup.out)
+    lacking = [config for config in configs if needs.get(config.id) in missing]
+    found = load_all(setup.out)[0] if lacking else []
     done = {record.id for record in found if record.status == FINISHED}
-    lacking = [c for c in configs if needs.get(c.id) in missing and c.id not in done]
-    return [Outcome(c, FAILED, missing[needs[c.id]]) for c in lacking]
+    return [Outcome(c, FAILED, missing[needs[c.id]]) for c in lacking if c.id not in done]
 
 
 def draw_landscape(
     chosen: Study, configs: list[RunConfig], setup: Setup, outcomes: list[Outcome]
 ) -> None:
     """Figure 2 needs more than its runs: the loss on the plane that their paths span."""
-    if chosen.kind != "landscape" or not ended_well(outcomes):
+    if chosen.kind != "landscape" or status_of(outcomes):
         return
     from rich.console import Console
 
@@ -347,22 +345,15 @@ def draw_landscape(
         print(f"landscape: {draw_for(configs, setup, progress).id}")
 
 
-def ended_well(outcomes: list[Outcome]) -> bool:
-    return all(outcome.status in ("finished", "known") for outcome in outcomes)
-
-
 def conclude(outcomes: list[Outcome], setup: Setup) -> None:
     """What the runs came to, where their records are, and what to do next; then leave."""
     from .catalogue import summarize
 
     summarize(outcomes, setup)
-    leave(outcomes)
+    raise typer.Exit(status_of(outcomes))
 
 
-def leave(outcomes: list[Outcome]) -> None:
-    """The exit status: 1 when a run failed, 130 when it was stopped."""
-    statuses = {outcome.status for outcome in outcomes}
-    if "failed" in statuses:
-        raise typer.Exit(1)
-    if "stopped" in statuses:
-        raise typer.Exit(INTERRUPTED)
+def status_of(outcomes: list[Outcome]) -> int:
+    """What the command exits with: 1 when a run failed, 130 when it was stopped."""
+    found = {outcome.status for outcome in outcomes}
+    return 1 if "failed" in found else INTERRUPTED if "stopped" in found else 0

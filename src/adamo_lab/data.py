@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .disk import write_atomically
-from .errors import LabError, require, writing
+from .errors import LabError, lookup, require, writing
 
 if TYPE_CHECKING:
     import torch
@@ -208,13 +208,12 @@ def check(name: str, data_dir: Path | None) -> None:
 
 def download(name: str, data_dir: Path | None = None) -> Path:
     """Fetch a data set from its official address, check it, and say where it lies."""
-    known = f"unknown data set {name!r}; known are {', '.join(SOURCES)}"
-    require(name in SOURCES, known)
+    source = lookup("data set", name, SOURCES)
     try:
         find(name, data_dir, "train")
     except LabError:
-        if SOURCES[name].url:
-            fetch(SOURCES[name], folder(data_dir))
+        if source.url:
+            fetch(source, folder(data_dir))
     check(name, data_dir)
     return find(name, data_dir, "train")
 

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import environment
 from .disk import Busy, locked
 from .errors import LabError
 from .records import FAILED, FINISHED, SUFFIX, Record, Row, RunConfig, find, load_all, save
@@ -218,16 +219,14 @@ def train_safely(
 
 def failure(config: RunConfig, error: BaseException, setup: Setup) -> Outcome:
     """Record the cause, where that is possible, and report it."""
-    from .train import failed
-
-    if isinstance(error, Busy):
-        return Outcome(config, FAILED, str(error))
-    record = failed(config, error)
-    try:
-        setup.keep(record)
-    except LabError as also:  # a full disk: the cause cannot be recorded, only reported
-        return Outcome(config, FAILED, f"{record.error}; and {also}")
-    return Outcome(config, FAILED, record.error)
+    ours = isinstance(error, LabError)
+    cause = str(error) if ours else f"{type(error).__name__}: {error}"
+    if not isinstance(error, Busy):
+        try:  # the next attempt replaces it
+            setup.keep(Record(config, FAILED, environment=environment.describe(), error=cause))
+        except LabError as also:  # a full disk: the cause cannot be recorded, only reported
+            cause = f"{cause}; and {also}"
+    return Outcome(config, FAILED, cause)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,18 +1,20 @@
 """The same list of runs on a Ray cluster: an existing one, or one on this machine.
 
-A run trains in the study's folder, by the same path on every node: where that is shared storage, or
-one machine, it can go on anywhere after an interruption. Its record travels to the driver, which
-alone writes it.
+A run trains in the study's folder where the worker sees that folder (one machine, or shared
+storage), so that it can go on anywhere after an interruption; elsewhere in a scratch folder of its
+node. Its record travels to the driver, which alone writes it.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .engines import CHECKPOINT, STOPPED, Outcome, Setup, View, failure, interruptible, train_safely
-from .errors import LabError
+from .errors import LabError, writing
 from .records import FINISHED, Record, Row, RunConfig
 
 POLL_SECONDS = 0.5
@@ -39,6 +41,8 @@ class Board:
 def run_ray(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Outcome]:
     """Hand the runs to Ray, one task each, pass progress on and gather outcomes."""
     ray, setup = connect(setup), absolute(setup)
+    with writing(setup.out):
+        setup.out.mkdir(parents=True, exist_ok=True)
     board = ray.remote(num_cpus=0)(Board).remote()
     needs = {"num_gpus": 1} if setup.device.startswith("cuda") else {"num_cpus": 1}
     remote = ray.remote(max_retries=2, **needs)(train_on_node)
@@ -106,6 +110,9 @@ def train_on_node(config: RunConfig, setup: Setup, board: Any) -> tuple[Outcome,
     records: list[Record] = []
 
     class Node(Setup):
+        def done(self, config: RunConfig) -> bool:
+            return False  # a record that only this node has would be of no use
+
         def keep(self, record: Record) -> None:
             records.append(record)
             if record.status == FINISHED:
@@ -120,6 +127,8 @@ def train_on_node(config: RunConfig, setup: Setup, board: Any) -> tuple[Outcome,
             stop = stopping(config.id, epoch, row)
 
     torch.set_num_threads(1)
+    if not setup.out.is_dir():
+        setup = replace(setup, out=Path(tempfile.gettempdir()) / "adamo-lab")
     if stop := stopping():
         return Outcome(config, STOPPED), records
     return train_safely(config, Node(**vars(setup)), progress, lambda: stop), records

@@ -27,9 +27,8 @@ from torch.optim.swa_utils import update_bn
 from . import environment, optimizers
 from .disk import write_atomically as write
 from .engines import CHECKPOINT, logger
-from .errors import LabError
 from .measures import Norms, angle, append, digest_of, gradient_norm_variation, rounded, spread
-from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite
+from .records import FINISHED, Record, Row, RunConfig, canonical, finite
 from .tasks import task_class
 from .tasks.base import Batch, Phase, Task
 
@@ -393,12 +392,6 @@ def no_denormals() -> Iterator[None]:
 
 def make_task(config: RunConfig, device: torch.device, data_dir: Path | None) -> Task:
     return task_class(config.task)(config, device, data_dir)
-
-
-def failed(config: RunConfig, error: BaseException) -> Record:
-    """The record of a run that broke; the next attempt replaces it."""
-    cause = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-    return Record(config, FAILED, environment=environment.describe(), error=cause)
 
 
 def new_model(task: Task) -> nn.Module:

@@ -125,7 +125,8 @@ def compare(
     recipe = Recipe(
         model_fn, train_loader, loss_fn, valid_loader, metrics, example_batch, schedule, autocast
     )
-    epochs, numbers = count_of(epochs), seeds_of(seeds)
+    epochs, numbers = operator.index(epochs), seeds_of(seeds)
+    require(epochs > 0, f"epochs must be a whole number of at least 1, got {epochs!r}")
     check(recipe, optimizers, hyper or {})
     where, pages = resolve_device(str(device)), reporting() if report else None
     settings = settings_of(optimizers, lrs, hyper or {})
@@ -165,20 +166,10 @@ def compare(
 # --- what can be said against the arguments before anything is trained
 
 
-def count_of(epochs: Any) -> int:
-    with contextlib.suppress(TypeError):
-        if not isinstance(epochs, bool) and operator.index(epochs) > 0:
-            return operator.index(epochs)
-    raise LabError(f"epochs must be a whole number of at least 1, got {epochs!r}")
-
-
-def seeds_of(seeds: Any) -> list[int]:
+def seeds_of(seeds: int | Iterable[int]) -> list[int]:
     """As on the command line a number is a count."""
-    try:
-        several = seeds if isinstance(seeds, Iterable) else range(operator.index(seeds))
-        numbers = [operator.index(seed) for seed in several]
-    except TypeError as error:
-        raise LabError(f"seeds must be whole numbers, or how many, got {seeds!r}") from error
+    several = seeds if isinstance(seeds, Iterable) else range(seeds)
+    numbers = [operator.index(seed) for seed in several]
     fine = numbers and len({*numbers}) == len(numbers) and min(numbers) >= 0
     require(fine, f"seeds must be different, >= 0 and at least one, got {seeds!r}")
     return numbers
