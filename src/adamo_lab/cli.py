@@ -45,9 +45,6 @@ Scale = Annotated[float, typer.Option(help="0.1 runs a tenth of every run's epoc
 Synthetic = Annotated[bool, typer.Option(help="Use small made-up data, and say so everywhere.")]
 Compile = Annotated[bool, typer.Option(help="On a GPU: compile the loss, once a task.")]
 RayAddress = Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, a local one.")]
-Optimizers = Annotated[
-    list[str], typer.Option("--optimizer", "-o", help="Which optimizer; may be given again.")
-]
 Options = Annotated[
     list[str], typer.Option("--option", help="Of the task, as name=value; may be given again.")
 ]
@@ -85,10 +82,20 @@ def list_(
     catalogue.show(what)
 
 
-@app.command()
+@app.command("sweep", short_help="The same, by the name of what --grid does.")
+@app.command("run")
 def run(
     task: Annotated[str, typer.Argument(help="A task, as `adamo-lab list` shows them.")],
-    optimizer: Optimizers = ["adamw", "adamo", "angular"],  # noqa: B006
+    optimizer: Annotated[
+        list[str],
+        typer.Option(
+            *("--optimizer", "-o"),
+            help="Which; again for more. Default: adamw, adamo and angular; of a grid adamw.",
+        ),
+    ] = [],  # noqa: B006
+    grid: Annotated[
+        list[str], typer.Option(help="name=value,value,…; the product of all is run.")
+    ] = [],  # noqa: B006
     seeds: Seeds = "1",
     epochs: Epochs = None,
     set_: Annotated[
@@ -104,14 +111,21 @@ def run(
     compile: Compile = True,
     ray_address: RayAddress = None,
 ) -> None:
-    """Train a task with one or more optimizers.
+    """Train a task with one or more optimizers, or over a grid of their hyper-parameters.
 
     Example: adamo-lab run digits -o adamw -o adamo --seeds 3 --set lr=3e-3
+
+    Example: adamo-lab sweep digits --grid lr=1e-3,3e-3 --grid weight_decay=0.01,0.1
     """
-    configs = configs_of(
-        task, optimizer, parse_seeds(seeds), epochs, [pairs(set_)], pairs(option), synthetic
-    )
-    setup = make_setup(out, f"run-{task}", data_dir, device, workers, ray_address, compile)
+    axes: dict[str, list[Any]] = {}
+    for name, values in map(split_pair, grid):
+        axes.setdefault(name, []).extend(parse_list(values))
+    points = itertools.product(*axes.values())  # without a grid there is one
+    changes = [{**pairs(set_), **dict(zip(axes, point, strict=True))} for point in points]
+    names = optimizer or (["adamw"] if grid else ["adamw", "adamo", "angular"])
+    configs = configs_of(task, names, parse_seeds(seeds), epochs, changes, pairs(option), synthetic)
+    name = f"{'sweep' if grid else 'run'}-{task}"
+    setup = make_setup(out, name, data_dir, device, workers, ray_address, compile)
     conclude(train(configs, setup, engine), setup)
 
 
@@ -152,38 +166,6 @@ def study(
     outcomes = train(configs, setup, engine)
     draw_landscape(chosen, configs, setup, outcomes)
     conclude(outcomes, setup)
-
-
-@app.command()
-def sweep(
-    task: Annotated[str, typer.Argument(help="A task, as `adamo-lab list` shows them.")],
-    grid: Annotated[list[str], typer.Option(help="name=value,value,…; the product of all is run.")],
-    optimizer: Optimizers = ["adamw"],  # noqa: B006
-    seeds: Seeds = "1",
-    epochs: Epochs = None,
-    option: Options = [],  # noqa: B006
-    out: Out = Path("lab-output"),
-    data_dir: DataDir = None,
-    device: Device = "auto",
-    engine: EngineName = "auto",
-    workers: Workers = 0,
-    synthetic: Synthetic = False,
-    compile: Compile = True,
-    ray_address: RayAddress = None,
-) -> None:
-    """Train a task over a grid of hyper-parameters.
-
-    Example: adamo-lab sweep digits -o adamw --grid lr=1e-3,3e-3 --grid weight_decay=0.01,0.1
-    """
-    axes: dict[str, list[Any]] = {}
-    for name, values in map(split_pair, grid):
-        axes.setdefault(name, []).extend(parse_list(values))
-    changes = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    configs = configs_of(
-        task, optimizer, parse_seeds(seeds), epochs, changes, pairs(option), synthetic
-    )
-    setup = make_setup(out, f"sweep-{task}", data_dir, device, workers, ray_address, compile)
-    conclude(train(configs, setup, engine), setup)
 
 
 @app.command()

@@ -37,6 +37,9 @@ CHECKPOINT_SECONDS = 30.0  # between two checkpoints; an epoch that takes longer
 SNAPSHOTS_OF_DYNAMICS = 40  # a run
 LOGGED = ("eta_radial", "tau", "radial_share_update")  # of AdamO's diagnostics
 SWA_LR = 1e-4  # the paper's
+# Of a run, in its checkpoint; another number of a CPU's threads would round otherwise.
+KEPT = ("epoch", "late", "average", "averaged", "seconds", "threads")
+KEPT_AS_TEXT = ("rows", "dynamics")
 NORMS = "norms"  # what "watch" may also be told to look at
 
 Progress = Callable[[RunConfig, int, Row], None]  # epoch, and the last row
@@ -253,17 +256,11 @@ class Run:
         """Put the run on disk as it is between two epochs."""
         state = {
             "id": self.config.id,
-            "epoch": self.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "average": self.average,
-            "averaged": self.averaged,
-            "late": self.late,
-            "rows": canonical(self.rows),
-            "dynamics": canonical(self.dynamics),
-            "seconds": self.seconds,
             "norms": self.norms.state_dict() if self.norms else {},
-            "threads": self.threads,
+            **{name: getattr(self, name) for name in KEPT},
+            **{name: canonical(getattr(self, name)) for name in KEPT_AS_TEXT},
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -280,12 +277,10 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
             group["lr"] = lr  # the tensor that a captured step will read
-        self.epoch, self.late = state["epoch"], state["late"]
-        self.average, self.averaged = state["average"], state["averaged"]
-        self.rows, self.dynamics = json.loads(state["rows"]), json.loads(state["dynamics"])
-        self.seconds = state["seconds"]
-        if self.task.device.type == "cpu":  # another number of them rounds otherwise
-            self.threads = state["threads"]
+        for name in KEPT:
+            setattr(self, name, state[name])
+        for name in KEPT_AS_TEXT:
+            setattr(self, name, json.loads(state[name]))
         if self.norms:
             self.norms.load_state_dict(state["norms"])
 
