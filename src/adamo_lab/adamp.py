@@ -60,15 +60,10 @@ class AdamP(Optimizer):
         *,
         compiled: bool = False,
     ) -> None:
-        defaults: dict[str, Any] = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-        }
-        defaults |= {"delta": delta, "wd_ratio": wd_ratio}
-        check(defaults)
-        super().__init__(params, defaults)
+        first: Any = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options = {**first, "delta": delta, "wd_ratio": wd_ratio}
+        check(options)
+        super().__init__(params, options)
         self.compiled = compiled
 
     @torch.no_grad()

@@ -210,7 +210,7 @@ def all_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     for option, value in changes.items():
         require(option in known, f"{name} has no option {option!r}; it has {', '.join(known)}")
         words, legal = LEGAL[option]
-        fine = legal(value) or (value is None and known[option] is None)
+        fine = legal(value) or [value, known[option]] == [None, None]
         require(fine, f"{option} must be {words}, got {value!r}")
         if option in task.defaults or value != known[option]:
             # 0 and 0.0 are one setting and must be one run
