@@ -156,6 +156,7 @@ def test_a_record_has_rounds_of_every_pass_and_names_its_commit(
     assert "is replaced" not in said
     assert "left out: gone (No module named 'no_such_module')" in said
     path = tmp_path / "made" / "bench-cpu.json"
+    assert path.with_suffix(".png").stat().st_size > 0
     record = json.loads(path.read_text())
     assert record["about"]["commit"] == environment.commit()
     network = record["networks"]["resnet18"]

@@ -135,27 +135,27 @@ def test_a_damaged_record_is_named_and_its_run_trained_again(
 
 
 @pytest.mark.parametrize("stopping", [False, True])
-def test_a_node_that_does_not_see_the_folder_hands_its_record_over(
+def test_a_node_hands_its_record_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopping: bool
 ) -> None:
-    """The engine on a real Ray is tested above; its workers see the folder."""
+    """One that does not see the folder; the engine on a real Ray is tested above."""
     asked = []
 
-    def report(id: str, epoch: int, row: dict[str, Any]) -> bool:
-        asked.append(epoch)
+    def report(*news: Any) -> bool:
+        asked.append(news)
         return stopping
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda x: x))
     monkeypatch.setattr(ray_engine.tempfile, "gettempdir", lambda: str(tmp_path / "node"))
     board, (config, _) = SimpleNamespace(report=SimpleNamespace(remote=report)), configs()
-    setup = here(tmp_path / "out")
     threads = torch.get_num_threads()
-    outcome, record = ray_engine.train_on_node(config, setup, "no-token", board)
+    outcome, records = ray_engine.train_on_node(config, here(tmp_path / "out"), board)
     torch.set_num_threads(threads)
     assert outcome.status == (STOPPED if stopping else FINISHED)
-    assert asked[0] == 0  # before anything is trained
-    assert (record is None) == stopping
+    assert asked[0] == ()  # before anything is trained
+    assert [r.id for r in records] == ([] if stopping else [config.id])
     assert not any(path.is_file() for path in tmp_path.rglob("*"))  # the driver saves
+    assert not (tmp_path / "out").exists()
 
 
 def test_workers_of_a_cluster_start_elsewhere(

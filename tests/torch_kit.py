@@ -36,6 +36,8 @@ with warnings.catch_warnings():  # torch's test modules, when loaded, use what N
         _get_optim_inputs_including_global_cliquey_kwargs,
         get_error_inputs_for_all_optims,
     )
+# They also forbid to set cuDNN's flags, for the whole process; the laboratory's engine does.
+setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
 
 Options = dict[str, Any]
 

@@ -60,22 +60,16 @@ class AdamP(Optimizer):
         *,
         compiled: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "delta": delta, "wd_ratio": wd_ratio})
+        first: Any = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options = {**first, "delta": delta, "wd_ratio": wd_ratio}
+        check(options)
+        super().__init__(params, options)
         self.compiled = compiled
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        check({**self.defaults, **param_group})
-        super().add_param_group(param_group)
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take one step; ``closure`` evaluates the model again and returns the loss."""
+    def step(self) -> None:  # type: ignore[override]
+        """Take one step; the laboratory's loop has no closures."""
         change = fused_update() if self.compiled else update
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             lr, decay = group["lr"], group["lr"] * group["weight_decay"]
             options = {k: group[k] for k in ("betas", "eps", "delta")}
@@ -83,13 +77,12 @@ class AdamP(Optimizer):
             if trained:
                 spared = decay * (1 - group["wd_ratio"])
                 change(*self.gather(trained), lr=lr, decay=decay, spared=spared, **options)
-        return loss
 
     def gather(self, trained: Tensors) -> list[Tensors]:
         """Parameters, gradients and state as lists, the state made where there is none."""
         for p in trained:
-            if p.grad is None or p.grad.is_sparse or p.is_complex():
-                raise RuntimeError("AdamP takes real parameters with dense gradients")
+            if p.is_complex():
+                raise RuntimeError("AdamP takes real parameters")
             if not self.state[p]:
                 self.state[p] = {
                     "step": torch.zeros((), dtype=torch.float32, device=p.device),
@@ -105,8 +98,6 @@ class AdamP(Optimizer):
 
 def check(options: dict[str, Any]) -> None:
     """Refuse what has no meaning, by name, value and legal range."""
-    if isinstance(lr := options["lr"], Tensor) and lr.dim():
-        raise ValueError(f"lr must be a number or a 0-D tensor, got shape {tuple(lr.shape)}")
     for name in ("lr", "eps", "weight_decay", "delta", "wd_ratio"):
         if not 0 <= options[name] < math.inf:
             raise ValueError(f"{name} must be >= 0 and finite, got {options[name]}")

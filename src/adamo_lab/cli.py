@@ -45,9 +45,6 @@ Scale = Annotated[float, typer.Option(help="0.1 runs a tenth of every run's epoc
 Synthetic = Annotated[bool, typer.Option(help="Use small made-up data, and say so everywhere.")]
 Compile = Annotated[bool, typer.Option(help="On a GPU: compile the loss, once a task.")]
 RayAddress = Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, a local one.")]
-Optimizers = Annotated[
-    list[str], typer.Option("--optimizer", "-o", help="Which optimizer; may be given again.")
-]
 Options = Annotated[
     list[str], typer.Option("--option", help="Of the task, as name=value; may be given again.")
 ]
@@ -85,10 +82,20 @@ def list_(
     catalogue.show(what)
 
 
-@app.command()
+@app.command("sweep", short_help="The same, by the name of what --grid does.")
+@app.command("run")
 def run(
     task: Annotated[str, typer.Argument(help="A task, as `adamo-lab list` shows them.")],
-    optimizer: Optimizers = ["adamw", "adamo", "angular"],  # noqa: B006
+    optimizer: Annotated[
+        list[str],
+        typer.Option(
+            *("--optimizer", "-o"),
+            help="Which; again for more. Default: adamw, adamo and angular; of a grid adamw.",
+        ),
+    ] = [],  # noqa: B006
+    grid: Annotated[
+        list[str], typer.Option(help="name=value,value,…; the product of all is run.")
+    ] = [],  # noqa: B006
     seeds: Seeds = "1",
     epochs: Epochs = None,
     set_: Annotated[
@@ -104,14 +111,21 @@ def run(
     compile: Compile = True,
     ray_address: RayAddress = None,
 ) -> None:
-    """Train a task with one or more optimizers.
+    """Train a task with one or more optimizers, or over a grid of their hyper-parameters.
 
     Example: adamo-lab run digits -o adamw -o adamo --seeds 3 --set lr=3e-3
+
+    Example: adamo-lab sweep digits --grid lr=1e-3,3e-3 --grid weight_decay=0.01,0.1
     """
-    configs = configs_of(
-        task, optimizer, parse_seeds(seeds), epochs, [pairs(set_)], pairs(option), synthetic
-    )
-    setup = make_setup(out, f"run-{task}", data_dir, device, workers, ray_address, compile)
+    axes: dict[str, list[Any]] = {}
+    for name, values in map(split_pair, grid):
+        axes.setdefault(name, []).extend(parse_list(values))
+    points = itertools.product(*axes.values())  # without a grid there is one
+    changes = [{**pairs(set_), **dict(zip(axes, point, strict=True))} for point in points]
+    names = optimizer or (["adamw"] if grid else ["adamw", "adamo", "angular"])
+    configs = configs_of(task, names, parse_seeds(seeds), epochs, changes, pairs(option), synthetic)
+    name = f"{'sweep' if grid else 'run'}-{task}"
+    setup = make_setup(out, name, data_dir, device, workers, ray_address, compile)
     conclude(train(configs, setup, engine), setup)
 
 
@@ -155,38 +169,6 @@ def study(
 
 
 @app.command()
-def sweep(
-    task: Annotated[str, typer.Argument(help="A task, as `adamo-lab list` shows them.")],
-    grid: Annotated[list[str], typer.Option(help="name=value,value,…; the product of all is run.")],
-    optimizer: Optimizers = ["adamw"],  # noqa: B006
-    seeds: Seeds = "1",
-    epochs: Epochs = None,
-    option: Options = [],  # noqa: B006
-    out: Out = Path("lab-output"),
-    data_dir: DataDir = None,
-    device: Device = "auto",
-    engine: EngineName = "auto",
-    workers: Workers = 0,
-    synthetic: Synthetic = False,
-    compile: Compile = True,
-    ray_address: RayAddress = None,
-) -> None:
-    """Train a task over a grid of hyper-parameters.
-
-    Example: adamo-lab sweep digits -o adamw --grid lr=1e-3,3e-3 --grid weight_decay=0.01,0.1
-    """
-    axes: dict[str, list[Any]] = {}
-    for name, values in map(split_pair, grid):
-        axes.setdefault(name, []).extend(parse_list(values))
-    changes = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    configs = configs_of(
-        task, optimizer, parse_seeds(seeds), epochs, changes, pairs(option), synthetic
-    )
-    setup = make_setup(out, f"sweep-{task}", data_dir, device, workers, ray_address, compile)
-    conclude(train(configs, setup, engine), setup)
-
-
-@app.command()
 def report(
     results: Annotated[Path, typer.Argument(help="Folder of records.")] = Path("lab-output"),
     out: Annotated[Path | None, typer.Option(help="Default: RESULTS/report.")] = None,
@@ -224,7 +206,7 @@ def bench(
     passes: Annotated[int, typer.Option(min=1, help="Over all networks.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder of the record.")] = Path("bench-output"),
 ) -> None:
-    """Time both optimizers beside AdamW and others on this machine: a table, and JSON.
+    """Time both optimizers beside AdamW and others on this machine: a table, JSON and a picture.
 
     Example: adamo-lab bench resnet18 200-small --peer schedulefree
     """
@@ -249,11 +231,11 @@ def demo(
     # a quick look does not mix with the demo
     setup = make_setup(out / "quick" if quick else out, "demo", None, "cpu", workers)
     outcomes = train(demo_runs(quick), setup, "processes")
-    if ended_well(outcomes):
+    if not status_of(outcomes):
         write_page(setup)
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
     print(f"It took {minutes} min {seconds} s.")
-    leave(outcomes)
+    raise typer.Exit(status_of(outcomes))
 
 
 def main() -> None:
@@ -318,25 +300,23 @@ def without_data(configs: list[RunConfig], setup: Setup) -> list[Outcome]:
     from .tasks import data_of
 
     needs = {c.id: data_of(c.task, c.options) for c in configs if not c.synthetic}
-    missing: dict[str, str] = {}
+    missing: dict[str | None, str] = {}
     for name in dict.fromkeys(needs.values()):
         try:
             data.check(name, setup.data_dir)
         except LabError as error:
             missing[name] = str(error)
-    if not missing:
-        return []
-    found, _ = load_all(setup.out)
+    lacking = [config for config in configs if needs.get(config.id) in missing]
+    found = load_all(setup.out)[0] if lacking else []
     done = {record.id for record in found if record.status == FINISHED}
-    lacking = [c for c in configs if needs.get(c.id) in missing and c.id not in done]
-    return [Outcome(c, FAILED, missing[needs[c.id]]) for c in lacking]
+    return [Outcome(c, FAILED, missing[needs[c.id]]) for c in lacking if c.id not in done]
 
 
 def draw_landscape(
     chosen: Study, configs: list[RunConfig], setup: Setup, outcomes: list[Outcome]
 ) -> None:
     """Figure 2 needs more than its runs: the loss on the plane that their paths span."""
-    if chosen.kind != "landscape" or not ended_well(outcomes):
+    if chosen.kind != "landscape" or status_of(outcomes):
         return
     from rich.console import Console
 
@@ -347,22 +327,15 @@ def draw_landscape(
         print(f"landscape: {draw_for(configs, setup, progress).id}")
 
 
-def ended_well(outcomes: list[Outcome]) -> bool:
-    return all(outcome.status in ("finished", "known") for outcome in outcomes)
-
-
 def conclude(outcomes: list[Outcome], setup: Setup) -> None:
     """What the runs came to, where their records are, and what to do next; then leave."""
     from .catalogue import summarize
 
     summarize(outcomes, setup)
-    leave(outcomes)
+    raise typer.Exit(status_of(outcomes))
 
 
-def leave(outcomes: list[Outcome]) -> None:
-    """The exit status: 1 when a run failed, 130 when it was stopped."""
-    statuses = {outcome.status for outcome in outcomes}
-    if "failed" in statuses:
-        raise typer.Exit(1)
-    if "stopped" in statuses:
-        raise typer.Exit(INTERRUPTED)
+def status_of(outcomes: list[Outcome]) -> int:
+    """What the command exits with: 1 when a run failed, 130 when it was stopped."""
+    found = {outcome.status for outcome in outcomes}
+    return 1 if "failed" in found else INTERRUPTED if "stopped" in found else 0

@@ -12,9 +12,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import environment
 from .disk import Busy, locked
 from .errors import LabError
 from .records import FAILED, FINISHED, SUFFIX, Record, Row, RunConfig, find, load_all, save
@@ -103,7 +105,12 @@ class View:
     def ended(self, outcome: Outcome) -> None: ...
 
 
-ENGINES = ("auto", "serial", "processes", "cuda", "ray")
+ENGINES = {  # a module, imported when it is asked for, and its function
+    "serial": (".engines", "run_serial"),
+    "processes": (".processes", "run_processes"),
+    "cuda": (".side_by_side", "run_cuda"),
+    "ray": (".ray_engine", "run_ray"),
+}
 Engine = Callable[[Sequence[RunConfig], Setup, View], list[Outcome]]
 
 
@@ -131,22 +138,15 @@ def run_all(
 
 def pick(name: str, setup: Setup) -> Engine:
     """The engine of that name; "auto" goes by the device."""
-    if name not in ENGINES:
-        raise LabError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
     if name == "auto":
-        name = "cuda" if setup.device.startswith("cuda") else "processes"
-        name = "serial" if name == "processes" and setup.workers == 1 else name
+        several = "processes" if setup.workers > 1 else "serial"
+        name = "cuda" if setup.device.startswith("cuda") else several
+    if name not in ENGINES:
+        raise LabError(f"unknown engine {name!r}; known are auto, {', '.join(ENGINES)}")
     if name == "cuda" and not setup.device.startswith("cuda"):
         raise LabError(f"--engine cuda needs a CUDA device, and the device is {setup.device}")
-    if name == "cuda":
-        from .side_by_side import run_cuda as engine
-    elif name == "ray":
-        from .ray_engine import run_ray as engine
-    elif name == "processes":
-        from .processes import run_processes as engine
-    else:
-        engine = run_serial
-    return engine
+    module, function = ENGINES[name]
+    return getattr(import_module(module, __package__), function)
 
 
 def run_serial(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Outcome]:
@@ -219,16 +219,14 @@ def train_safely(
 
 def failure(config: RunConfig, error: BaseException, setup: Setup) -> Outcome:
     """Record the cause, where that is possible, and report it."""
-    from .train import failed
-
-    if isinstance(error, Busy):
-        return Outcome(config, FAILED, str(error))
-    record = failed(config, error)
-    try:
-        setup.keep(record)
-    except LabError as also:  # a full disk: the cause cannot be recorded, only reported
-        return Outcome(config, FAILED, f"{record.error}; and {also}")
-    return Outcome(config, FAILED, record.error)
+    ours = isinstance(error, LabError)
+    cause = str(error) if ours else f"{type(error).__name__}: {error}"
+    if not isinstance(error, Busy):
+        try:  # the next attempt replaces it
+            setup.keep(Record(config, FAILED, environment=environment.describe(), error=cause))
+        except LabError as also:  # a full disk: the cause cannot be recorded, only reported
+            cause = f"{cause}; and {also}"
+    return Outcome(config, FAILED, cause)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -54,18 +54,18 @@ def commit() -> str:
     """
     if stated := os.environ.get("ADAMO_COMMIT"):
         return stated
-    here = Path(__file__).resolve().parent
     try:
-        name = git(here, "rev-parse", "--short", "HEAD")
-        changed = git(here, "status", "--porcelain", "--untracked-files=no", ".", "../adamo_optim")
+        name = git("rev-parse", "--short", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no", ".", "../adamo_optim")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{name}, with changes" if changed else name
 
 
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def git(*arguments: str) -> str:
+    where = Path(__file__).resolve().parent
+    output = subprocess.check_output(["git", *arguments], cwd=where, stderr=subprocess.DEVNULL)
+    return output.decode().strip()
 
 
 @cache

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class LabError(Exception):
@@ -16,6 +19,12 @@ def require(fine: object, sentence: str) -> None:
     """Refuse what is not fine."""
     if not fine:
         raise LabError(sentence)
+
+
+def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
+    """What a table has under a user's word, or one sentence that names the choices."""
+    require(name in known, f"unknown {kind} {name!r}; known are {', '.join(known)}")
+    return known[name]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import environment
-from .errors import LabError, require
+from .errors import LabError, lookup, require
 from .records import is_number
 
 if TYPE_CHECKING:
@@ -131,20 +131,16 @@ WHOLE = ("low_dim",)  # a number of entries
 
 
 def entry(name: str) -> Entry:
-    """The registry's entry, or one sentence that names the choices."""
-    if name not in REGISTRY:
-        raise LabError(f"unknown optimizer {name!r}; known are {', '.join(REGISTRY)}")
-    return REGISTRY[name]
+    return lookup("optimizer", name, REGISTRY)
 
 
 def settings(task: str, name: str, changes: Mapping[str, Any] | None = None) -> Hyper:
     """The hyper-parameters of an optimizer on a task, with a user's changes."""
     entry(name)
-    if name not in SETTINGS[task]:
-        known = ", ".join(SETTINGS[task])
-        raise LabError(f"{name!r} has no settings of its own on {task}; those with some: {known}")
-    ours = SETTINGS[task][name]
-    return {**ours, **{k: as_usual(k, v) for k, v in (changes or {}).items()}}
+    known = ", ".join(SETTINGS[task])
+    there = name in SETTINGS[task]
+    require(there, f"{name!r} has no settings of its own on {task}; those with some: {known}")
+    return {**SETTINGS[task][name], **{k: as_usual(k, v) for k, v in (changes or {}).items()}}
 
 
 def as_usual(key: str, value: Any) -> Any:
@@ -188,19 +184,14 @@ def make(
     fused = {"fused": not any(p.is_complex() for p in model.parameters())}
     captured = {"capturable": graph}
     if what.kind == "muon":
-        muon = "torch's Muon cannot be captured into a CUDA graph; use --engine serial"
-        require(not graph, muon)
+        require(not graph, "torch's Muon cannot be captured into a CUDA graph; use --engine serial")
         return cls(model, **fused, **arguments)
-    if what.kind == "adamp":
-        return cls(model.parameters(), compiled=graph, **arguments)
-    if what.kind == "sgd":
-        return cls(model.parameters(), **fused, **arguments)
-    if what.kind == "adam":  # without decay, unless ``weight_decay`` asks for coupled L2
-        return cls(model.parameters(), **fused, **captured, **arguments)
     if what.kind == "adamw":
         return cls(adamw_groups(model, example, arguments), **fused, **captured, **arguments)
-    slow = environment.slow_backend(next(model.parameters()).device)
-    if slow and what.kind == "adamo":
+    plain = {"sgd": fused, "adam": {**fused, **captured}, "adamp": {"compiled": graph}}
+    if what.kind in plain:  # Adam without decay, unless ``weight_decay`` asks for coupled L2
+        return cls(model.parameters(), **plain[what.kind], **arguments)
+    if what.kind == "adamo" and (slow := environment.slow_backend(next(model.parameters()).device)):
         warnings.warn(slow, stacklevel=1)
     found = param_groups(model, example) if what.rules == "model" else model.named_parameters()
     return cls(found, **captured, **arguments)
@@ -221,8 +212,7 @@ def adamw_groups(model: nn.Module, example: Any, arguments: Hyper) -> list[Hyper
     if factor := arguments.pop(TURNING_LR, None):
         found = [g for g in param_groups(model, example) if g["rule"] == "scale_invariant"]
         turning = [p for group in found for _, p in group["params"]]
-        none = f"{TURNING_LR} needs scale-invariant weights, and this model has none"
-        require(turning, none)
+        require(turning, f"{TURNING_LR} needs scale-invariant weights, and this model has none")
         ids = {*map(id, turning)}
         groups = [{**g, "params": [p for p in g["params"] if id(p) not in ids]} for g in groups]
         groups.append({"params": turning, "lr": arguments["lr"] * factor, LR_FACTOR: factor})

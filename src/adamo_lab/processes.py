@@ -1,6 +1,6 @@
-"""Several runs at a time on the CPU: a process each, watched over a pipe each.
+"""Several runs at a time on the CPU: a process each, watched by a thread each.
 
-Not a pool: a worker that the system kills must not take the others, or a shared queue, down.
+Not a pool of processes: one that the system kills must not take the others down.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from .engines import STOPPED, Outcome, Setup, View, failure, interruptible, train_safely
@@ -21,7 +22,6 @@ from .errors import LabError
 from .records import RunConfig
 
 POLL_SECONDS = 0.5  # between two looks at whether the user wants to stop
-STOP_SECONDS = 60.0  # for a worker to end its epoch and write a checkpoint
 
 
 def run_processes(configs: Sequence[RunConfig], setup: Setup, view: View) -> list[Outcome]:
@@ -31,73 +31,55 @@ def run_processes(configs: Sequence[RunConfig], setup: Setup, view: View) -> lis
     with uninterrupted():  # Ctrl-C reaches the whole group of processes, and these are to ignore it
         forkserver.ensure_running()
     threads = max(1, cores() // setup.workers)
-    waiting = list(reversed(configs))
-    working: dict[Connection, Worker] = {}
-    outcomes: list[Outcome] = []
-    with interruptible() as stop, ending(working):
-        while waiting or working:
-            if stop():
-                outcomes += [Outcome(config, STOPPED) for config in waiting]
-                waiting.clear()
-                for worker in working.values():
-                    worker.stop()
-            while waiting and len(working) < setup.workers:
-                worker = Worker(context, waiting.pop(), setup, threads)
-                working[worker.pipe] = worker
-                view.started(worker.config)
-            for pipe in wait(list(working), timeout=POLL_SECONDS):
-                worker = working[pipe]  # type: ignore[index]
-                message = worker.receive()
-                if isinstance(message, Outcome):
-                    del working[worker.pipe]
-                    outcomes.append(message)
-                    view.ended(message)
-                else:
-                    view.progressed(worker.config, *message)
-    return outcomes
+    begun: list[BaseProcess] = []
+    voice = threading.Lock()
 
+    def tell(what: Callable[..., None], *about: Any) -> None:
+        with voice:  # a view need not know of threads
+            what(*about)
 
-class Worker:
-    """One run in a process of its own."""
-
-    def __init__(self, context: Any, config: RunConfig, setup: Setup, threads: int) -> None:
-        self.config, self.setup, self.asked = config, setup, False
-        self.pipe, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=work, args=(config, setup, threads, theirs))
-        self.process.start()
+    def run(config: RunConfig) -> Outcome:
+        if stop():
+            return Outcome(config, STOPPED)
+        tell(view.started, config)
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(config, setup, threads, theirs))
+        process.start()
         theirs.close()
-
-    def receive(self) -> Any:
-        """(epoch, row), or the outcome; a process that died without one has failed.
-
-        Unless it was asked to stop: it may not have been ready yet to do so in good order.
-        """
-        try:
-            message = self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            if self.asked:
-                message = Outcome(self.config, STOPPED)
-            else:
-                message = failure(self.config, LabError(self.cause()), self.setup)
+        begun.append(process)
+        message: Any = None
+        with ours, contextlib.suppress(EOFError, OSError):  # its end without an outcome
+            while not isinstance(message := ours.recv(), Outcome):
+                tell(view.progressed, config, *message)
+        process.join()
         if isinstance(message, Outcome):
-            self.process.join()
-            self.pipe.close()
-        return message
+            outcome = message
+        elif stop():  # it may not have been ready yet to stop in good order
+            outcome = Outcome(config, STOPPED)
+        else:
+            outcome = failure(config, LabError(cause(process.exitcode or 0)), setup)
+        tell(view.ended, outcome)
+        return outcome
 
-    def stop(self) -> None:
-        """Ask once for a checkpoint and an end."""
-        if not self.asked:
-            self.asked = True
-            self.process.terminate()
+    with interruptible() as stop, ThreadPoolExecutor(setup.workers) as watching:
+        try:
+            waiting = [watching.submit(run, config) for config in configs]
+            while wait(waiting, timeout=POLL_SECONDS).not_done:
+                if stop():
+                    for process in begun:
+                        process.terminate()
+            return [future.result() for future in waiting]
+        finally:  # leave none behind, whatever the reason: a second Ctrl-C does not wait
+            watching.shutdown(wait=False, cancel_futures=True)
+            for process in begun:
+                process.kill()
 
-    def cause(self) -> str:
-        code = self.process.exitcode or 0
-        if code >= 0:
-            return f"its process ended with exit code {code}"
-        name = signal.Signals(-code).name
-        hint = "; was there enough memory?" if -code == signal.SIGKILL else ""
-        return f"its process was killed by {name}{hint}"
+
+def cause(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    hint = "; was there enough memory?" if -code == signal.SIGKILL else ""
+    return f"its process was killed by {signal.Signals(-code).name}{hint}"
 
 
 def work(config: RunConfig, setup: Setup, threads: int, pipe: Connection) -> None:
@@ -118,24 +100,6 @@ def work(config: RunConfig, setup: Setup, threads: int, pipe: Connection) -> Non
     outcome = train_safely(config, setup, progress, lambda: bool(stop))
     with contextlib.suppress(OSError):
         pipe.send(outcome)
-
-
-@contextlib.contextmanager
-def ending(working: dict[Connection, Worker]) -> Iterator[None]:
-    """Leave no process behind, whatever the reason for leaving; a second Ctrl-C does not wait."""
-    seconds = STOP_SECONDS
-    try:
-        yield
-    except KeyboardInterrupt:
-        seconds = 0.0
-        raise
-    finally:
-        for worker in working.values():
-            worker.stop()
-        deadline = time.monotonic() + seconds
-        for worker in working.values():
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-            worker.process.kill()
 
 
 @contextlib.contextmanager

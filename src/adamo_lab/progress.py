@@ -17,6 +17,7 @@ from .records import Row, RunConfig
 from .runs import show, telling
 
 SHOWN = ("train_loss", "test_accuracy", "valid_accuracy", "valid_loss")
+DIVERGED = "diverged"
 LOG_SECONDS = 20.0  # between two lines about one run, where there is no terminal
 
 
@@ -29,7 +30,6 @@ class Display(View):
         self.all = self.progress.add_task("[bold]all runs", total=len(configs), note="")
         self.bars: dict[str, TaskID] = {}
         self.notes: dict[str, str] = {}
-        self.diverged: set[str] = set()
         self.said: dict[str, float] = {}  # when a line was last written
 
     def __enter__(self) -> Display:
@@ -49,7 +49,9 @@ class Display(View):
             self.tell(f"{name}: started")
 
     def progressed(self, config: RunConfig, epoch: int, row: Row) -> None:
-        note = self.note(config, epoch, row)
+        diverged = "train_loss" in row and row["train_loss"] is None
+        note = f"{DIVERGED} at epoch {epoch}" if diverged else numbers(row)
+        note = self.notes[config.id] = note or self.notes.get(config.id, "")
         self.progress.update(self.bars[config.id], completed=epoch, note=note)
         now = time.monotonic()
         if row and not self.console.is_terminal and now - self.said[config.id] > LOG_SECONDS:
@@ -57,37 +59,25 @@ class Display(View):
             self.tell(f"{self.name(config)}: {epoch}/{config.epochs}  {note}")
 
     def ended(self, outcome: Outcome) -> None:
-        if outcome.config.id in self.bars:
-            self.progress.remove_task(self.bars.pop(outcome.config.id))
+        id = outcome.config.id
+        if id in self.bars:
+            self.progress.remove_task(self.bars.pop(id))
         if outcome.status != STOPPED:
             self.progress.advance(self.all)
-        self.tell(self.verdict(outcome))
+        note = self.notes.get(id, "")
+        mark, said = {
+            FAILED: ("[red]✗[/]", escape(outcome.error)),
+            STOPPED: ("[yellow]■[/]", "stopped; the same command goes on from here"),
+            KNOWN: ("[green]✓[/]", "a record was there"),
+        }.get(outcome.status, ("[green]✓[/]", note))
+        mark = "[yellow]![/]" if said == note and note.startswith(DIVERGED) else mark
+        self.tell(f"{mark} {self.name(outcome.config)}: {said}")
 
     def tell(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)
 
     def name(self, config: RunConfig) -> str:
         return escape(self.names.get(config.id) or titles([config])[config.id])
-
-    def note(self, config: RunConfig, epoch: int, row: Row) -> str:
-        if "train_loss" in row and row["train_loss"] is None:
-            self.diverged.add(config.id)
-            self.notes[config.id] = f"diverged at epoch {epoch}"
-        else:
-            self.notes[config.id] = numbers(row) or self.notes.get(config.id, "")
-        return self.notes[config.id]
-
-    def verdict(self, outcome: Outcome) -> str:
-        """One line about a run that is over, in rich's markup."""
-        name, id = self.name(outcome.config), outcome.config.id
-        if outcome.status == FAILED:
-            return f"[red]✗[/] {name}: {escape(outcome.error)}"
-        if outcome.status == STOPPED:
-            return f"[yellow]■[/] {name}: stopped; the same command goes on from here"
-        if outcome.status == KNOWN:
-            return f"[green]✓[/] {name}: a record was there"
-        mark = "[yellow]![/]" if id in self.diverged else "[green]✓[/]"
-        return f"{mark} {name}: {escape(self.notes.get(id, ''))}"
 
 
 def bars(console: Console) -> Progress:

@@ -22,21 +22,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from . import environment, optimizers
 from .disk import write_atomically as write
 from .engines import CHECKPOINT, logger
-from .errors import LabError
-from .measures import (
-    Norms,
-    angle,
-    append,
-    digest_of,
-    gradient_norm_variation,
-    rounded,
-    spread,
-)
-from .records import FAILED, FINISHED, Record, Row, RunConfig, canonical, finite
+from .measures import Norms, angle, append, digest_of, gradient_norm_variation, rounded, spread
+from .records import FINISHED, Record, Row, RunConfig, canonical, finite
 from .tasks import task_class
 from .tasks.base import Batch, Phase, Task
 
@@ -45,6 +37,9 @@ CHECKPOINT_SECONDS = 30.0  # between two checkpoints; an epoch that takes longer
 SNAPSHOTS_OF_DYNAMICS = 40  # a run
 LOGGED = ("eta_radial", "tau", "radial_share_update")  # of AdamO's diagnostics
 SWA_LR = 1e-4  # the paper's
+# Of a run, in its checkpoint; another number of a CPU's threads would round otherwise.
+KEPT = ("epoch", "late", "average", "averaged", "seconds", "threads")
+KEPT_AS_TEXT = ("rows", "dynamics")
 NORMS = "norms"  # what "watch" may also be told to look at
 
 Progress = Callable[[RunConfig, int, Row], None]  # epoch, and the last row
@@ -225,7 +220,9 @@ class Run:
         model = copy.deepcopy(self.model)
         for p, mean in zip(model.parameters(), self.average, strict=True):
             p.copy_(mean)
-        calibrate(model, self.task)
+        if batches := self.task.calibration():
+            with self.task.autocast():  # BatchNorm has never seen these weights
+                update_bn((inputs for stack in batches for inputs in stack[0]), model)
         return model
 
     # --- observation
@@ -259,17 +256,11 @@ class Run:
         """Put the run on disk as it is between two epochs."""
         state = {
             "id": self.config.id,
-            "epoch": self.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "average": self.average,
-            "averaged": self.averaged,
-            "late": self.late,
-            "rows": canonical(self.rows),
-            "dynamics": canonical(self.dynamics),
-            "seconds": self.seconds,
             "norms": self.norms.state_dict() if self.norms else {},
-            "threads": self.threads,
+            **{name: getattr(self, name) for name in KEPT},
+            **{name: canonical(getattr(self, name)) for name in KEPT_AS_TEXT},
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -286,12 +277,10 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
             group["lr"] = lr  # the tensor that a captured step will read
-        self.epoch, self.late = state["epoch"], state["late"]
-        self.average, self.averaged = state["average"], state["averaged"]
-        self.rows, self.dynamics = json.loads(state["rows"]), json.loads(state["dynamics"])
-        self.seconds = state["seconds"]
-        if self.task.device.type == "cpu":  # another number of them rounds otherwise
-            self.threads = state["threads"]
+        for name in KEPT:
+            setattr(self, name, state[name])
+        for name in KEPT_AS_TEXT:
+            setattr(self, name, json.loads(state[name]))
         if self.norms:
             self.norms.load_state_dict(state["norms"])
 
@@ -400,29 +389,8 @@ def make_task(config: RunConfig, device: torch.device, data_dir: Path | None) ->
     return task_class(config.task)(config, device, data_dir)
 
 
-def failed(config: RunConfig, error: BaseException) -> Record:
-    """The record of a run that broke; the next attempt replaces it."""
-    cause = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-    return Record(config, FAILED, environment=environment.describe(), error=cause)
-
-
 def new_model(task: Task) -> nn.Module:
     """The same weights for every optimizer of a seed, on any device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed_of(-1, purpose=2))
         return task.model().to(task.device)
-
-
-def calibrate(model: nn.Module, task: Task) -> None:
-    """Statistics of BatchNorm for weights it has never seen, as the mean over batches."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    momenta = [m.momentum for m in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-    model.train()
-    for stack in task.calibration() if norms else []:
-        for batch in zip(*stack, strict=True):
-            task.loss(model, batch, Phase())
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum

@@ -8,13 +8,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from adamo_optim import param_groups
@@ -76,35 +74,26 @@ class Yours(Task):
 
     def model(self) -> nn.Module:
         seed_others(self.seed_of(-1, purpose=2))
-        model = self.recipe.model_fn()
-        is_model = isinstance(model, nn.Module)
-        require(is_model, f"model_fn must return a model, got {type(model).__name__}")
-        return model
+        return self.recipe.model_fn()
 
     def example(self) -> Any:
         return moved(self.recipe.example, self.device)
 
-    def checked_model(self) -> nn.Module:
-        """Whoever trains second must not begin where the first one ended, nor anywhere else."""
+    def rehearsed(self) -> nn.Module:
+        """A model on which one batch of everything has been tried.
+
+        Whoever trains second must not begin where the first one ended, nor anywhere else.
+        """
         model, again = new_model(self), new_model(self)
         ours, theirs = [*model.parameters()], [*again.parameters()]
         require(ours, "model_fn made a model without parameters: there is nothing to train")
-        require(
-            not any(is_lazy(tensor) for tensor in chain(ours, model.buffers())),
-            "model_fn made a model with lazy layers, whose weights have no shape yet; call it once "
-            "on a batch before you return it",
-        )
+        same = all(map(torch.equal, ours, theirs))
+        require(same, f"model_fn made two models with different weights {UNSEEDED}")
         require(
             not {*map(id, ours)} & {*map(id, theirs)},
             "model_fn returned the same parameters twice, so the second optimizer would go on "
             "where the first one ended; make a new model in it (copy.deepcopy of yours will do)",
         )
-        same = all(map(torch.equal, ours, theirs))
-        require(same, f"model_fn made two models with different weights {UNSEEDED}")
-        return model
-
-    def try_out(self, model: nn.Module) -> None:
-        """One batch of everything."""
         try:
             param_groups(model, self.example())
         except (RuntimeError, TypeError, ValueError) as error:
@@ -122,6 +111,7 @@ class Yours(Task):
             batch = self.steady(lambda: self.validation(valid), "valid_loader")
             with torch.no_grad():
                 self.measure(model.eval(), batch)
+        return model
 
     def steady(self, read: Callable[[], Iterator[Any]], what: str) -> Any:
         """The first batch, which must be the same whenever it is read."""
@@ -217,21 +207,14 @@ class Yours(Task):
         with self.autocast():
             loss = self.recipe.loss_fn(model, batch)
             extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
-        named = isinstance(extra, Mapping) and all(isinstance(key, str) for key in extra)
-        require(named, f'metrics must return numbers by name, {{"error": 0.1}}, got {extra!r}')
         taken = [key for key in extra if key in (*OWN_COLUMNS, *RESULTS)]
         require(not taken, f"metrics may not be called {', '.join(taken)}; choose another name")
-        values = {"valid_loss": loss, **extra}
-        return {key: self.number(key, value) for key, value in values.items()}
-
-    def number(self, name: str, value: float | Tensor) -> Tensor:
-        try:
-            number = torch.as_tensor(value, device=self.device).detach().double()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise LabError(f"{name} must be one number a batch, got {value!r}") from error
-        shape = f"shape {tuple(number.shape)}"
-        require(number.numel() == 1, f"{name} must be one number a batch, got {shape}")
-        return number.reshape(())
+        values = dict(valid_loss=loss, **extra)  # refuses names that are no text
+        numbers = {k: torch.as_tensor(v, device=self.device) for k, v in values.items()}
+        for key, number in numbers.items():
+            shape = f"shape {tuple(number.shape)}"
+            require(number.numel() == 1, f"{key} must be one number a batch, got {shape}")
+        return {key: number.detach().double().reshape(()) for key, number in numbers.items()}
 
     def result(self, rows: list[Row]) -> Row:
         """The median epoch's time: the first one warms up, and a busy machine has hiccups."""

@@ -50,7 +50,7 @@ class Clock:
             for _ in range(repeats):
                 run()
             self.wait()
-        ranges = [e.time_range for e in found.events() if e.device_type == DeviceType.CUDA]
+        ranges = [e.time_range for e in found.events() or () if e.device_type == DeviceType.CUDA]
         busy = until = 0.0
         for part in sorted(ranges, key=lambda part: part.start):
             busy += max(0.0, part.end - max(part.start, until))

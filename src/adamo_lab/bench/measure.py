@@ -43,7 +43,7 @@ def measure(
     passes: int = 2,
     out: Path = Path("bench-output"),
 ) -> Path:
-    """Write ``bench-DEVICE.json``, of trainings ``bench-DEVICE-training.json``."""
+    """Write ``bench-DEVICE.json`` and its picture, of trainings ``bench-DEVICE-training.json``."""
     known = MODELS if train else [*NETWORKS]
     names = checked(networks, known) or (known if train else ["resnet18"])
     asked = checked(peer, [*PEERS]) or QUICK
@@ -62,6 +62,10 @@ def measure(
         write_atomically(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     tell(record, console)
     console.print(f"written: {path}")
+    if not train:
+        from .plot import draw
+
+        console.print(f"written: {draw(path)}")
     return path
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import LabError
+from ..errors import lookup
 from .base import Arm, Claim, Metric, Request, Runs, Study
 from .evidence import EVIDENCE
 from .paper import PAPER
@@ -14,7 +14,4 @@ STUDIES = {s.name: s for s in (*PAPER, *TUNING, *EVIDENCE)}
 
 
 def study(name: str) -> Study:
-    """A study, or one sentence that names the choices."""
-    if name not in STUDIES:
-        raise LabError(f"unknown study {name!r}; known are {', '.join(STUDIES)}")
-    return STUDIES[name]
+    return lookup("study", name, STUDIES)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LabError
+from ..errors import lookup, require
 
 if TYPE_CHECKING:
     from .base import Task
@@ -181,10 +181,7 @@ TASKS = {
 
 
 def info(name: str) -> Info:
-    """The table's entry, or one sentence that names the choices."""
-    if name not in TASKS:
-        raise LabError(f"unknown task {name!r}; known are {', '.join(TASKS)}")
-    return TASKS[name]
+    return lookup("task", name, TASKS)
 
 
 def unit(name: str) -> str:
@@ -211,12 +208,10 @@ def all_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     known = {**task.defaults, **task.later}
     made = dict(task.defaults)
     for option, value in changes.items():
-        if option not in known:
-            raise LabError(f"{name} has no option {option!r}; it has {', '.join(known)}")
+        require(option in known, f"{name} has no option {option!r}; it has {', '.join(known)}")
         words, legal = LEGAL[option]
-        besides: list[Any] = [None] if known[option] is None else []
-        if value not in besides and not legal(value):
-            raise LabError(f"{option} must be {words}, got {value!r}")
+        fine = legal(value) or [value, known[option]] == [None, None]
+        require(fine, f"{option} must be {words}, got {value!r}")
         if option in task.defaults or value != known[option]:
             # 0 and 0.0 are one setting and must be one run
             made[option] = float(value) if isinstance(known[option], float) else value

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import data
-from ..errors import LabError
+from ..errors import require
 from ..records import Row
 from .base import PRECISIONS, Batch, Phase, Task, annealed, best
 
@@ -49,19 +49,15 @@ class Block(nn.Module):
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
-def stem_3x3(width: int) -> nn.Sequential:
-    """The usual one for images of 32 x 32: it keeps their size."""
-    conv = nn.Conv2d(3, width, 3, 1, 1, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
+STEMS = {"3x3": (3, 1), "7x7": (7, 2)}  # size and stride: the usual one for 32 x 32, ImageNet's
 
 
-def stem_7x7(width: int) -> nn.Sequential:
-    """ImageNet's: a quarter of the side is left."""
-    conv = nn.Conv2d(3, width, 7, 2, 3, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-
-
-STEMS = {"3x3": stem_3x3, "7x7": stem_7x7}
+def first_layer(kind: str, width: int) -> nn.Sequential:
+    """The first layer. 3x3 keeps the size of the images, of 7x7 a quarter of the side is left."""
+    size, stride = STEMS[kind]
+    conv = nn.Conv2d(3, width, size, stride, size // 2, bias=False)
+    pool = [nn.MaxPool2d(3, 2, 1)] if stride > 1 else []
+    return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(), *pool)
 
 
 class ResNet18(nn.Module):
@@ -69,7 +65,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, width: int = 64, stem: str = "3x3", classes: int = CLASSES) -> None:
         super().__init__()
-        self.stem = STEMS[stem](width)
+        self.stem = first_layer(stem, width)
         blocks, inside = [], width
         for stage in range(4):
             outside = width << stage
@@ -109,11 +105,8 @@ class Cifar100(Task):
         else:
             self.judged = "test", *self.read("test")
         self.steps = len(self.train) // self.options["batch"]
-        if self.steps == 0:
-            raise LabError(
-                f"batch {self.options['batch']} is larger than the {len(self.train)} images; "
-                f"choose a smaller one"
-            )
+        sizes = f"batch {self.options['batch']} is larger than the {len(self.train)} images"
+        require(self.steps, f"{sizes}; choose a smaller one")
 
     def read(self, part: str) -> tuple[Tensor, Tensor]:
         if self.config.synthetic:
@@ -207,8 +200,7 @@ def passed(milestone: int, epoch: int, epochs: int) -> bool:
 def split(labels: Tensor, held: int) -> tuple[Tensor, Tensor]:
     """Indices of ``held`` images with every class alike, and of the others; always the same."""
     count = len(labels)
-    if not 0 < held < count:
-        raise LabError(f"holdout must lie between 0 and {count - 1}, got {held}")
+    require(0 < held < count, f"holdout must lie between 0 and {count - 1}, got {held}")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SPLIT_SEED))
     by_class = order[labels[order].argsort(stable=True)]
     chosen = torch.zeros(count, dtype=torch.bool)

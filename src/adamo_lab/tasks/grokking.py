@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import LabError
+from ..errors import require
 from ..records import Row
 from .base import Examples, best
 
@@ -67,11 +67,9 @@ class Grokking(Examples):
         pairs = torch.cartesian_prod(torch.arange(p), torch.arange(p)).to(self.device)
         order = torch.randperm(p * p, generator=self.generator(-1)).to(self.device)
         count = round(self.options["train_share"] * len(order))
-        if not 0 < count < len(order):
-            raise LabError(
-                f"train_share {self.options['train_share']} takes {count} of {len(order)} pairs; "
-                f"leave some to train with and some to test"
-            )
+        taken = f"train_share {self.options['train_share']} takes {count} of {len(order)} pairs"
+        fine = 0 < count < len(order)
+        require(fine, f"{taken}; leave some to train with and some to test")
         self.pairs, self.sums, self.count = pairs[order], pairs[order].sum(-1) % p, count
         self.train = self.pairs[:count], self.sums[:count]
         self.test = self.pairs[count:], self.sums[count:]

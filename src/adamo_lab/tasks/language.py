@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import data
-from ..errors import LabError, require
+from ..errors import require
 from ..records import Row
 from .base import Batch, Phase, Task, best
 
@@ -181,16 +181,18 @@ def read(corpus: str, where: Path | None, device: torch.device) -> Corpus:
     """A corpus from a folder, or a made one; all runs of a process share it."""
     train, valid = CORPORA[corpus](where)
     vocabulary = tuple(sorted(set(train)))
+    unknown = sorted(set(valid) - set(vocabulary))[:1]
+    require(
+        not unknown,
+        f"{', '.join(map(repr, unknown))} of the validation text is not in the training text",
+    )
+    if where and corpus == "wikitext2":
+        known = f"the training text in {where} has {len(vocabulary)} different tokens, WikiText-2 "
+        fine = len(vocabulary) == data.VOCABULARY
+        require(fine, f"{known}has {data.VOCABULARY}; put a new copy there")
     numbers = {token: i for i, token in enumerate(vocabulary)}
-    if unknown := sorted(set(valid) - set(vocabulary)):
-        raise LabError(f"{unknown[0]!r} of the validation text is not in the training text")
-    if where and corpus == "wikitext2" and len(vocabulary) != data.VOCABULARY:
-        raise LabError(
-            f"the training text in {where} has {len(vocabulary)} different tokens, WikiText-2 has "
-            f"{data.VOCABULARY}; put a new copy there"
-        )
-    train, valid = ([numbers[token] for token in text] for text in (train, valid))
-    return Corpus(vocabulary, torch.tensor(train).to(device), torch.tensor(valid).to(device))
+    texts = (torch.tensor([numbers[token] for token in text]) for text in (train, valid))
+    return Corpus(vocabulary, *(text.to(device) for text in texts))
 
 
 def shakespeare(where: Path | None) -> tuple[list[str], list[str]]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import LabError
+from ..errors import require
 from .base import Phase
 from .cifar100 import CLASSES, SIDE, Cifar100
 from .transformer import Layer, initialize, norm
@@ -40,10 +40,8 @@ class Images(Cifar100):
 
     def load(self) -> None:
         width, heads, patch = (self.options[k] for k in ("width", "heads", "patch"))
-        if width % heads:
-            raise LabError(f"width must be a multiple of heads, got {width} and {heads}")
-        if SIDE % patch:
-            raise LabError(f"patch must divide {SIDE}, got {patch}")
+        require(width % heads == 0, f"width must be a multiple of heads, got {width} and {heads}")
+        require(SIDE % patch == 0, f"patch must divide {SIDE}, got {patch}")
         super().load()
 
     def model(self) -> nn.Module:
