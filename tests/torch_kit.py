@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -26,7 +27,9 @@ from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau,
 from adamo_optim import AdamO, AngularAdamW
 from adamo_optim.options import PAPER
 
-with warnings.catch_warnings():  # torch's test modules, when loaded, use what NumPy has deprecated
+# torch's test modules, when loaded, use what NumPy has deprecated, and forbid to set cuDNN's flags in
+# this process, which the laboratory's engine does.
+with warnings.catch_warnings(), mock.patch.object(torch.backends, "disable_global_flags"):
     warnings.simplefilter("ignore")
     from torch.testing._internal.common_optimizers import (
         ErrorOptimizerInput,
@@ -36,8 +39,6 @@ with warnings.catch_warnings():  # torch's test modules, when loaded, use what N
         _get_optim_inputs_including_global_cliquey_kwargs,
         get_error_inputs_for_all_optims,
     )
-# They also forbid to set cuDNN's flags, for the whole process; the laboratory's engine does.
-setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
 
 Options = dict[str, Any]
 
