@@ -27,8 +27,8 @@ from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau,
 from adamo_optim import AdamO, AngularAdamW
 from adamo_optim.options import PAPER
 
-# torch's test modules, when loaded, use what NumPy has deprecated, and forbid setting cuDNN flags in
-# this process, which the laboratory's engine does.
+# torch's test modules, when loaded, use what NumPy has deprecated, and forbid setting cuDNN's flags
+# in this process, which the laboratory's engine does.
 with warnings.catch_warnings(), mock.patch.object(torch.backends, "disable_global_flags"):
     warnings.simplefilter("ignore")
     from torch.testing._internal.common_optimizers import (
