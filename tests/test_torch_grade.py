@@ -562,9 +562,9 @@ def test_a_step_checks_the_groups_that_changed(
     entry: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[Any] = []
-    check = buckets_module.check_options
+    check = buckets_module.check_numbers
     monkeypatch.setattr(
-        buckets_module, "check_options", lambda g, **k: (checked.append(g["lr"]), check(g, **k))
+        buckets_module, "check_numbers", lambda g, **k: (checked.append(g["lr"]), check(g, **k))
     )
     params = [nn.Parameter(torch.ones(2, 2)) for _ in range(5)]
     optimizer = entry.make([{"params": [p]} for p in params])
