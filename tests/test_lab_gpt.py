@@ -214,6 +214,17 @@ def test_evaluation_equals_a_naive_one() -> None:
     torch.testing.assert_close(found["valid_loss"], torch.stack(losses).mean())
 
 
+def test_the_test_text_is_another_one() -> None:
+    """A trial is judged by the validation text, a verdict by the test text."""
+    trial, verdict = task("gpt"), task("gpt", judge="test")
+    assert trial.config.id != verdict.config.id
+    assert "judge" not in trial.config.options
+    assert not torch.equal(trial.valid, verdict.valid)
+    torch.manual_seed(0)
+    assert [*verdict.evaluate(verdict.model())] == ["test_loss"]
+    assert [*trial.evaluate(trial.model())] == ["valid_loss"]
+
+
 @BOTH
 def test_a_run_learns_what_was_made_up(tmp_path: Path, name: str) -> None:
     options = {"gpt": {"epochs": 10}, "vit": {"epochs": 6}}[name]

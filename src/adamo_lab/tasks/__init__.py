@@ -61,6 +61,7 @@ LEGAL: dict[str, Rule] = {
     "schedule": one_of("constant", "cosine", "linear", "step"),
     "stem": one_of("3x3", "7x7"),
     "text": one_of("enwik8", "topics"),
+    "judge": one_of("valid", "test"),
 }
 
 # "watch" records the spread of the gradient's norm ("norms": and what norms.py counts), "snapshots"
@@ -109,6 +110,7 @@ TASKS = {
             "every": None,
             **WATCHING,
         },
+        {"judge": "valid"},  # the text that a run is judged by; "test": the last 5 M bytes
         unit="round",
     ),
     "grokking": Info(

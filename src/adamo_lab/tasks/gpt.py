@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from .. import data
 from ..errors import require
+from ..records import Row
+from .base import best
 from .language import Language, made_text
 from .transformer import Layer, initialize, norm, rotary
 
 BYTES = 256
-SPLIT = (0.9, 0.95)  # where validation and test begin; nothing here reads the test text
-EVALUATED = 1 << 20  # bytes of the validation text at most
+SPLIT = (0.9, 0.95)  # where validation and test begin
+PARTS = ("valid", "test")  # what ``judge`` may be: trials leave the test text alone
+EVALUATED = 1 << 20  # bytes of the text that judges at most
 AT_ONCE = 1 << 15  # of them in one batch
 
 
@@ -57,18 +60,24 @@ class Text(Language):
         require(fits, f"width must be a multiple of 2 · heads, got {width} and {heads}")
         text = "made" if self.config.synthetic else self.options["text"]
         where = data.folder(self.data_dir) if text == "enwik8" else None
-        self.cut(*read(text, where, self.device), EVALUATED // context, AT_ONCE // context)
+        train, *judged = read(text, where, self.device)
+        self.measure = f"{self.options['judge']}_loss"
+        judged_by = judged[PARTS.index(self.options["judge"])]
+        self.cut(train, judged_by, EVALUATED // context, AT_ONCE // context)
 
     def model(self) -> nn.Module:
         return GPT(**{k: self.options[k] for k in ("layers", "heads", "width", "context")})
 
     def metrics(self, loss: Tensor) -> dict[str, Tensor]:
-        return {"valid_loss": loss}
+        return {self.measure: loss}
+
+    def result(self, rows: list[Row]) -> Row:
+        return best(rows, self.measure)
 
 
 @lru_cache(maxsize=2)
-def read(text: str, where: Path | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Training and validation bytes on the device; all runs of a process share them."""
+def read(text: str, where: Path | None, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Training, validation and test bytes on the device; all runs of a process share them."""
     if text == "enwik8":
         content = data.enwik8(where)
     elif text == "topics":
@@ -77,7 +86,7 @@ def read(text: str, where: Path | None, device: torch.device) -> tuple[Tensor, T
         content = "".join(made_text([chr(i) for i in range(97, 123)])).encode()
     whole = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
     first, second = (round(share * len(whole)) for share in SPLIT)
-    return whole[:first], whole[first:second]
+    return whole[:first], whole[first:second], whole[second:]
 
 
 def topics() -> bytes:
