@@ -2,10 +2,12 @@
    that turns: pass 1, law, pass 2. The law is that of a block: a parameter, or each of its rows.
 
    Rows and small parameters go through all of it on one thread, while they are in its cache.
-   A large block is split into chunks, which the threads take one by one; whoever finishes the last
-   chunk of a pass applies the law and opens the next pass, and nobody waits while another parameter
-   has something to do. Sums are kept per chunk and added in the order of the chunks: the result
-   is the same, bit for bit, for any number of threads and any instruction set.
+   A large block is split into chunks, which a thread takes one by one from a share of its own, the
+   same in every pass: what another core has just written comes slower than what is in memory.
+   Whoever finishes the last chunk of a pass applies the law and opens the next pass, and nobody
+   waits while any thread's share of any parameter has something to do. Sums are kept per chunk and
+   added in the order of the chunks: the result is the same, bit for bit, for any number of threads
+   and any instruction set.
 
    Of a sharded parameter a block is this process's shard. Then Python calls one pass at a time and
    adds up the sums of all processes in between, and the laws come before the pass that needs them.
@@ -129,6 +131,11 @@ typedef struct {
 
 typedef enum { REDUCE, MOMENTS, APPLY, DONE } Phase;
 
+/* Tasks that nobody has taken yet. */
+typedef struct {
+    int64_t next, end;
+} Share;
+
 typedef struct {
     int64_t start, end; /* of entries, in the order of memory */
 } Span;
@@ -159,7 +166,8 @@ struct Member {
 
     int64_t ahead;                  /* where the entries lie that come to be needed next */
     int64_t per_task;               /* blocks of a task; 0: it is a single one, and split */
-    int64_t tasks, taken, finished; /* of a split one, of this phase. Guarded by the job's lock. */
+    int64_t tasks, finished;        /* of a split one, of this phase. Guarded by the job's lock. */
+    Share *shares;                  /* of the tasks, one for each thread. Guarded by it, too. */
     Phase phase;                    /* of a split one */
     Law law;
     double *sums;                   /* per chunk */
@@ -324,37 +332,62 @@ typedef struct {
     Phase only;           /* a pass alone, or DONE: all of them */
     Member **queue;       /* split ones first: the others fill the gaps at the end */
     int64_t count, first; /* those before `first` are done */
+    int threads, arrived;
     fenv_t environment;   /* of the caller: rounding, flushing of denormals */
     pthread_mutex_t lock;
     pthread_cond_t progress;
 } Job;
 
-/* The next task: a parameter, and which of its tasks. NULL: all is done. */
-static Member *take(Job *job, int64_t *task)
+static bool is_split(const Member *member)
+{
+    return member->per_task == 0;
+}
+
+/* Every second pass goes backwards: it starts with what is still in cache. */
+static bool goes_backwards(const Member *member)
+{
+    return is_split(member) && member->phase == (member->turns ? APPLY : MOMENTS);
+}
+
+/* By turns where the first share goes: parameters of one task must not all be the same thread's. */
+static void deal(Member *member, int threads)
+{
+    const int64_t tasks = member->tasks;
+    for (int k = 0; k < threads; k++)
+        member->shares[(member->column + k) % threads] =
+            (Share){tasks * k / threads, tasks * (k + 1) / threads};
+}
+
+/* A task of a share: its owner's from one end, anybody else's from the other. */
+static bool take_from(Member *member, int share, bool own, int64_t *task)
+{
+    Share *left = &member->shares[share];
+    if (left->next == left->end)
+        return false;
+    *task = own != goes_backwards(member) ? left->next++ : --left->end;
+    return true;
+}
+
+/* The next task: a parameter, and which of its tasks; somebody else's only where none of one's own
+   is open, whatever the parameter. NULL: all is done. */
+static Member *take(Job *job, int me, int64_t *task)
 {
     for (;;) {
-        bool all_done = true;
-        for (int64_t i = job->first; i < job->count; i++) {
-            Member *member = job->queue[i];
-            if (member->taken < member->tasks) {
-                *task = member->taken++;
-                return member;
-            }
-            all_done = all_done && member->tasks == 0;
-            if (all_done)
-                job->first = i + 1;
-        }
-        if (all_done)
+        while (job->first < job->count && job->queue[job->first]->tasks == 0)
+            job->first++;
+        if (job->first == job->count)
             return NULL;
+        for (int k = 0; k < job->threads; k++)
+            for (int64_t i = job->first; i < job->count; i++)
+                if (take_from(job->queue[i], (me + k) % job->threads, k == 0, task))
+                    return job->queue[i];
         pthread_cond_wait(&job->progress, &job->lock);
     }
 }
 
-/* One chunk of a pass over a split block. Every second pass goes backwards, as above. */
-static void run_chunk(const Member *member, int64_t task)
+/* One chunk of a pass over a split block. */
+static void run_chunk(const Member *member, int64_t chunk)
 {
-    const bool backwards = member->phase == (member->turns ? APPLY : MOMENTS);
-    const int64_t chunk = backwards ? member->chunks - 1 - task : task;
     const Span span = chunk_of(member, 0, chunk);
     member->passes[member->phase](member, &member->law, span, NULL, member->sums + chunk * SUMS);
 }
@@ -382,8 +415,9 @@ static void work(void *argument)
     fegetenv(&environment);
     fesetenv(&job->environment);
     pthread_mutex_lock(&job->lock);
-    for (Member *member; (member = take(job, &task));) {
-        const bool split = member->per_task == 0;
+    const int me = job->arrived++;
+    for (Member *member; (member = take(job, me, &task));) {
+        const bool split = is_split(member);
         pthread_mutex_unlock(&job->lock);
         if (split)
             run_chunk(member, task);
@@ -395,10 +429,11 @@ static void work(void *argument)
         if (split) {
             member->phase = proceed(
                 member, &member->law, member->phase, job->only, member->sums, member->chunks);
-            member->taken = member->finished = 0;
+            member->finished = 0;
         }
         if (!split || member->phase == DONE)
-            member->tasks = member->taken = 0;
+            member->tasks = 0;
+        deal(member, job->threads);
         pthread_cond_broadcast(&job->progress);
     }
     pthread_mutex_unlock(&job->lock);
@@ -418,6 +453,7 @@ static void divide(Member *member, const Job *job)
         member->phase = begin(member, &member->law, job->only);
         member->tasks = member->phase == DONE ? 0 : member->chunks;
     }
+    deal(member, job->threads);
 }
 
 /* One step of all parameters or, of sharded ones, one pass after the law that it needs. False when
@@ -431,16 +467,21 @@ static bool run(Member *members, int64_t count, const Table *table, int threads,
     }
     double *sums = calloc((size_t)chunks * SUMS + 1, sizeof *sums), *next = sums;
     Job job = {.table = table, .only = only, .queue = calloc((size_t)count + 1, sizeof *job.queue)};
-    const bool enough_memory = sums && job.queue;
+    /* to wake a thread takes about as long as a few chunks */
+    job.threads = (int)max(1, min(threads, 1 + numel / (WHOLE * CHUNK)));
+    Share *shares = calloc((size_t)(count * job.threads) + 1, sizeof *shares);
+    const bool enough_memory = sums && job.queue && shares;
     if (enough_memory) {
         if (only == REDUCE || only == DONE)
             memset(table->data[RECORD], 0,
                    (size_t)(table->rows[RECORD] * table->columns) * sizeof(double));
-        for (int64_t i = 0; i < count; i++)
+        for (int64_t i = 0; i < count; i++) {
+            members[i].shares = shares + i * job.threads;
             divide(&members[i], &job);
+        }
         for (int split = 1; split >= 0; split--)
             for (int64_t i = 0; i < count; i++)
-                if ((members[i].per_task == 0) == split) {
+                if (is_split(&members[i]) == split) {
                     job.queue[job.count++] = &members[i];
                     members[i].sums = next;
                     next += members[i].chunks * SUMS;
@@ -448,15 +489,15 @@ static bool run(Member *members, int64_t count, const Table *table, int threads,
         fegetenv(&job.environment);
         pthread_mutex_init(&job.lock, NULL);
         pthread_cond_init(&job.progress, NULL);
-        /* to wake a thread takes about as long as a few chunks */
-        parallel((int)min(threads, 1 + numel / (WHOLE * CHUNK)), work, &job);
+        parallel(job.threads, work, &job);
         pthread_cond_destroy(&job.progress);
         pthread_mutex_destroy(&job.lock);
         for (int64_t i = 0; i < count; i++)
-            if (members[i].per_task == 0)
+            if (is_split(&members[i]))
                 scatter(table, members[i].column, &members[i].law);
     }
     free(sums);
+    free(shares);
     free(job.queue);
     return enough_memory;
 }
