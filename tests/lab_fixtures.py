@@ -24,12 +24,6 @@ ENVIRONMENT = {
 }
 # How good each optimizer is in the made numbers.
 SKILL = {"adam": 0.2, "adamw": 0.35, "adamp": 0.45, "adamo_paper": 0.9}
-LAYERS = {
-    "cifar100": [f"layer{i // 4 + 1}.{i % 4}.conv.weight" for i in range(20)] + ["fc.weight"],
-    "grokking": ["embedding.weight", "hidden.weight", "output.weight"],
-    "toy2d": ["0.weight", "2.weight", "4.weight"],
-    "digits": ["0.0.weight", "1.0.weight", "3.0.weight", "6.weight"],
-}
 
 
 def noise(config: RunConfig, salt: int = 0) -> np.random.Generator:
@@ -43,7 +37,7 @@ def skill(config: RunConfig) -> float:
 def record(
     config: RunConfig, *, rows: int = 60, result: Mapping[str, Any] | None = None, **changes: Any
 ) -> Record:
-    """A finished run with curves, dynamics, arrays and a result that fit its task."""
+    """A finished run with curves, arrays and a result that fit its task."""
     metrics = curves(config, rows)
     values = {
         "finished": {
@@ -52,7 +46,6 @@ def record(
             "result": {**metrics[-1], **outcome(config, metrics), **(result or {})},
             "environment": dict(ENVIRONMENT),
             "metrics": metrics,
-            "dynamics": dynamics(config),
             "arrays": boundary(config) if config.task == "toy2d" else {},
         }
     }["finished"]
@@ -114,27 +107,6 @@ def outcome(config: RunConfig, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         found |= {"way_undone": 0.8 - 0.2 * skill(config) + 0.02 * g.random(), "way_a_step": 1e-3}
         found |= {"radial_share": 0.02, "radial_share_of_a_step": 0.1}
     return found
-
-
-def dynamics(config: RunConfig, snapshots: int = 20) -> list[dict[str, Any]]:
-    g, steps = noise(config, 2), range(1, snapshots + 1)
-    made = []
-    for i, name in enumerate(LAYERS.get(config.task, [])):
-        row: dict[str, Any] = {
-            "weight": name,
-            "epoch": [max(1, round(config.epochs * k / snapshots)) for k in steps],
-            "norm": [(3 + i) * (1 + 0.5 * k / snapshots) + 0.1 * g.random() for k in steps],
-        }
-        if config.task != "cifar100" or config.optimizer.startswith("adamo"):
-            row["angle"] = [0.1 / (k + i) for k in steps]  # older records have AdamO's alone
-        if config.optimizer.startswith("adamo"):
-            row |= {
-                "eta_radial": [1e-3 * (1 + i) / k for k in steps],
-                "tau": [None if k == 1 else 0.3 * (i + 1) + 0.1 * g.random() for k in steps],
-                "radial_share_update": [0.3 / k + 0.02 * i + 0.01 * g.random() for k in steps],
-            }
-        made.append(row)
-    return made
 
 
 def boundary(config: RunConfig, size: int = 48) -> dict[str, Any]:

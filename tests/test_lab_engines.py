@@ -175,13 +175,6 @@ def test_a_run_of_another_study_is_copied_and_not_trained_again(tmp_path: Path) 
     assert second.file.read_bytes() == first.file.read_bytes()
 
 
-def test_what_no_figure_of_a_study_reads_is_not_kept(tmp_path: Path) -> None:
-    run_all(configs(), Setup(tmp_path, "table2"), "serial")
-    run_all(configs(), Setup(tmp_path, "tuning-grokking"), "serial")
-    layers = {r.study: len(r.dynamics) for r in load_all(tmp_path)[0]}
-    assert layers == {"table2": 3, "tuning-grokking": 0}
-
-
 def test_a_run_that_another_study_began_goes_on_there(tmp_path: Path) -> None:
     (config, _) = configs()
     begun = tmp_path / "first" / config.id
@@ -424,8 +417,7 @@ def test_side_by_side_on_a_gpu(tmp_path: Path) -> None:
         a, b = kept(together, config), kept(alone, config)
         assert a.result["train_loss"] == pytest.approx(b.result["train_loss"], rel=0.01)
         assert a.result["test_accuracy"] == pytest.approx(b.result["test_accuracy"], abs=0.02)
-        for ours, theirs in zip(a.dynamics, b.dynamics, strict=True):  # of a replayed step
-            assert 0.5 < ours["angle"][-1] / theirs["angle"][-1] < 2
+        assert a.result["matrix_norm"] == pytest.approx(b.result["matrix_norm"], rel=0.01)
 
 
 @pytest.mark.gpu

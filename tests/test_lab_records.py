@@ -49,7 +49,6 @@ def record(seed: int = 0, **changes: Any) -> Record:
         "status": FINISHED,
         "result": {"test_accuracy": 0.5, "grokking_epoch": None},
         "metrics": [{"epoch": 1, "train_loss": 2.0}, {"epoch": 2, "train_loss": float("nan")}],
-        "dynamics": [{"weight": "0.weight", "epoch": [1], "norm": [1.0], "tau": [None]}],
         "arrays": {"grid": [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]},
     }
     return Record(**{**values, **changes})
@@ -163,13 +162,6 @@ WRONG: dict[str, Any] = {
         [{"train_loss": 1.0}],
         [{"epoch": 1, "loss": "low"}],
         [{"epoch": 10**400}],
-    ],
-    "dynamics": [
-        [{"weight": 3, "epoch": []}],
-        [{"weight": "w", "epoch": [1, 2], "norm": [1.0]}],
-        [{"weight": "w", "epoch": ["1"]}],
-        [{"weight": "w", "epoch": [1], "norm": ["large"]}],
-        [{"weight": "w", "epoch": 1, "norm": 2.0}],
     ],
     "arrays": [[], {"grid": [[1], [1, 2]]}, {"grid": "x"}],
 }

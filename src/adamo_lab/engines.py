@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from . import environment
 from .disk import Busy, locked
 from .errors import LabError
 from .records import FAILED, FINISHED, SUFFIX, Record, Row, RunConfig, find, load_all, save
-from .studies import STUDIES
 
 if TYPE_CHECKING:
     import torch
@@ -64,12 +63,8 @@ class Setup:
         return known is not None and known.status == FINISHED
 
     def keep(self, record: Record) -> None:
-        """Put a run into the study's file; only then is its checkpoint of no more use.
-
-        Without what no figure of the study reads: layers of hundreds of trials.
-        """
-        study = STUDIES.get(self.name)
-        save(replace(record, dynamics=[]) if study and not study.layers else record, self.file)
+        """Put a run into the study's file; only then is its checkpoint of no more use."""
+        save(record, self.file)
         if record.status == FINISHED:
             (self.folder(record.config) / CHECKPOINT).unlink(missing_ok=True)
 

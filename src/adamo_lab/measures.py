@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,13 +22,6 @@ from .errors import LabError
 from .records import Row
 
 WINDOW = 100  # steps. Of a random walk's way in so many, 90 % are undone
-
-
-def angle(a: Tensor, b: Tensor) -> Tensor:
-    """Between two tensors, in radians; by the chord, since the cosine of a small angle is 1."""
-    whole = (z.detach() if z.is_complex() else z.detach().float() for z in (a, b))
-    x, y = (z / z.norm() for z in whole)
-    return 2 * ((x - y).norm() / 2).clamp(max=1).asin()
 
 
 def spread(total: float, squares: float, steps: int) -> Row:
@@ -58,17 +51,6 @@ def rounded(value: Any) -> Any:
         return [rounded(v) for v in value]
     number = float(value)
     return float(f"{number:.5g}") if math.isfinite(number) else None
-
-
-def append(dynamics: list[Row], epoch: int, seen: Mapping[str, Row]) -> None:
-    """One more entry in the columns of every weight; none where nothing was said of it."""
-    if not dynamics:
-        dynamics += [{"weight": name, "epoch": []} for name in seen]
-    for row in dynamics:
-        before = len(row["epoch"])
-        row["epoch"].append(epoch)
-        for key in {**row, **seen[row["weight"]]}.keys() - {"weight", "epoch"}:
-            row.setdefault(key, [None] * before).append(seen[row["weight"]].get(key))
 
 
 def digest_of(model: nn.Module) -> str:

@@ -76,7 +76,6 @@ class Record:
     environment: dict[str, Any] = field(default_factory=dict)  # versions, hardware, commit, seconds
     error: str = ""  # of a failed run
     metrics: list[Row] = field(default_factory=list)  # one row an evaluation
-    dynamics: list[Row] = field(default_factory=list)  # one row a weight, its columns are lists
     arrays: dict[str, Any] = field(default_factory=dict)  # lists of numbers, or of lists
     study: str = ""  # the name of the file it was read from
 
@@ -120,15 +119,6 @@ def is_row(value: Any) -> bool:
     return isinstance(value, dict) and all(v is None or is_number(v) for v in value.values())
 
 
-def is_weight(value: Any) -> bool:
-    """A name, epochs, and other columns of numbers that are as long as these."""
-    if not isinstance(value, dict) or not isinstance(value.get("weight"), str):
-        return False
-    shapes = {shape(column) for key, column in value.items() if key != "weight"}
-    epochs = value.get("epoch")
-    return len(shapes) == 1 and isinstance(epochs, list) and all(map(is_number, epochs))
-
-
 def shape(value: Any) -> tuple[int, ...] | None:
     """Of nested lists of numbers, all rows alike and none empty; else None."""
     if not isinstance(value, list):
@@ -161,10 +151,6 @@ KINDS = {  # a column: how it must be, in words and as a test
     "metrics": (
         "a list of objects with an epoch, all of numbers",
         lambda v: isinstance(v, list) and all(is_row(r) and is_number(r.get("epoch")) for r in v),
-    ),
-    "dynamics": (
-        "a list of objects with a weight, epochs and columns as long as these",
-        lambda v: isinstance(v, list) and all(map(is_weight, v)),
     ),
     "arrays": (
         "an object of numbers in lists, all rows alike",

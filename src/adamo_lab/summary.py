@@ -11,7 +11,10 @@ from .runs import Line, entry_of, lines
 from .tables import aligned
 from .verdicts import LEVEL, Summary, welch
 
-OWN_COLUMNS = ("epoch", "train_loss", "lr", "weight_norm", "valid_loss", "seconds_per_epoch")
+OWN_COLUMNS = (
+    *("epoch", "train_loss", "lr", "weight_norm", "matrix_norm", "valid_loss"),
+    "seconds_per_epoch",
+)
 SCHEDULES = {
     "constant": "is constant",
     "cosine": "falls along a cosine to zero",

@@ -13,7 +13,7 @@ from .verdicts import LEVEL, Summary
 
 MOST_LINES = 10  # beyond that, the best setting of each row
 MOST_COLUMNS = 6  # of runs that belong to no study
-NOT_METRICS = {"epoch", "lr", "diverged_at", "gradient_norm", "gradient_norm_sd"}
+NOT_METRICS = {"epoch", "lr", "diverged_at", "matrix_norm", "gradient_norm", "gradient_norm_sd"}
 HIGHER = {"accuracy", "acc", "auc", "f1", "score", "r2", "bleu", "precision", "recall"}
 LOWER = {"loss", "error", "perplexity", "mse", "mae", "rmse", "norm", "variation", "length"}
 

@@ -27,19 +27,17 @@ from torch.optim.swa_utils import update_bn
 from . import environment, optimizers
 from .disk import write_atomically as write
 from .engines import CHECKPOINT, logger
-from .measures import Norms, angle, append, digest_of, gradient_norm_variation, rounded, spread
+from .measures import Norms, digest_of, gradient_norm_variation, rounded, spread
 from .records import FINISHED, Record, Row, RunConfig, canonical, finite
 from .tasks import task_class
 from .tasks.base import Batch, Phase, Task
 
 SNAPSHOTS = "snapshots"
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints; an epoch that takes longer gets one each
-SNAPSHOTS_OF_DYNAMICS = 40  # a run
-LOGGED = ("eta_radial", "tau", "radial_share_update")  # of AdamO's diagnostics
+MOST_SNAPSHOTS = 40  # a run
 SWA_LR = 1e-4  # the paper's
 # Of a run, in its checkpoint; another number of a CPU's threads would round otherwise.
 KEPT = ("epoch", "late", "average", "averaged", "seconds", "threads")
-KEPT_AS_TEXT = ("rows", "dynamics")
 NORMS = "norms"  # what "watch" may also be told to look at
 
 Progress = Callable[[RunConfig, int, Row], None]  # epoch, and the last row
@@ -62,7 +60,6 @@ class Run:
         self.base_lr = float(config.hyper["lr"])
         self.epoch = 0  # epochs done
         self.rows: list[Row] = []
-        self.dynamics: list[Row] = []
         self.average: list[Tensor] = []  # of the weights, under SWA
         self.averaged = 0
         self.seconds = 0.0
@@ -71,9 +68,6 @@ class Run:
         self.watch = task.options.get("watch", False)
         self.norms = Norms(self.model) if self.watch == NORMS else None
         self.steps = 0
-        self.begun = False  # this epoch
-        self.before: list[Tensor] = []  # all matrices, while the first step of one is under way
-        self.angles: list[Tensor] = []  # by which that step turned them
         self.pending: dict[str, Any] = {}  # what the device has not computed yet
         self.late = False
         self.threads = torch.get_num_threads()
@@ -112,23 +106,13 @@ class Run:
             for group in self.optimizer.param_groups:
                 group.update(self.config.hyper.get("late", {}))
         self.late = phase.late
-        self.begun = False
         self.total.zero_()
         self.gradients.zero_()
 
     def approach(self) -> None:
-        """Before a step: see how far the first one of an observed epoch turns the weights."""
+        """Before a step: its own learning rate, where the task has one."""
         if (factor := self.task.step_factor()) is not None:
             self.set_lr(self.base_lr * factor)
-        self.measure_turn()
-        if not self.begun and self.observes(self.epoch + 1):
-            self.before = [p.detach().clone() for p in self.matrices().values()]
-        self.begun = True
-
-    def measure_turn(self) -> None:
-        if self.before:
-            pairs = zip(self.before, self.matrices().values(), strict=True)
-            self.angles, self.before = [angle(*pair) for pair in pairs], []
 
     def step(self, batch: Batch, phase: Phase) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -148,32 +132,25 @@ class Run:
     @torch.no_grad()
     def end(self, phase: Phase, steps: int) -> None:
         """Queue what is due after an epoch; :meth:`collect` reads it."""
-        self.measure_turn()  # if there was only one step
         self.epoch += 1
         self.steps = steps
         if phase.swa:
             self.update_average()
         if self.epoch == self.config.epochs or self.task.due(self.epoch, self.rows):
             self.pending["metrics"] = self.evaluate(self.model)
-            weights = list(self.parameters())
-            self.pending["weight_norm"] = torch.nn.utils.get_total_norm(weights)
-        if self.observes(self.epoch):
-            self.pending["dynamics"] = self.observe()
+            self.pending["metrics"] |= self.norms_of_weights()
+        if self.epoch % max(1, self.config.epochs // MOST_SNAPSHOTS) == 0:
             self.snapshot()
 
     def collect(self) -> Row | None:
         """Wait for the epoch and write its row, if one is due."""
         loss = self.total.item() / max(self.steps, 1)
-        if "dynamics" in self.pending:
-            append(self.dynamics, self.epoch, rounded(self.pending.pop("dynamics")))
         if not math.isfinite(loss) and "metrics" not in self.pending:
             self.pending["metrics"] = self.evaluate(self.model)
         if "metrics" not in self.pending:
             return None
         row = {"epoch": self.epoch, "train_loss": loss, "lr": self.lr()}
         row |= {name: value.item() for name, value in self.pending.pop("metrics").items()}
-        if "weight_norm" in self.pending:
-            row["weight_norm"] = self.pending.pop("weight_norm").item()
         if self.watch:
             total, squares = self.gradients.tolist()
             row |= spread(total, squares, self.steps)
@@ -227,20 +204,11 @@ class Run:
 
     # --- observation
 
-    def observes(self, epoch: int) -> bool:
-        return epoch % max(1, self.config.epochs // SNAPSHOTS_OF_DYNAMICS) == 0
-
-    def matrices(self) -> dict[str, Tensor]:
-        return {name: p for name, p in self.model.named_parameters() if p.dim() > 1}
-
-    def observe(self) -> dict[str, Row]:
-        """Norms of all matrices, how far a step turns them, and what the optimizer says itself."""
-        told = getattr(self.optimizer, "diagnostics", dict)()
-        seen = {}
-        for (name, p), turn in zip(self.matrices().items(), self.angles, strict=True):
-            seen[name] = {"norm": torch.linalg.vector_norm(p.detach()), "angle": turn}
-            seen[name] |= {key: told[name][key] for key in LOGGED if key in told.get(name, ())}
-        return seen
+    def norms_of_weights(self) -> dict[str, Tensor]:
+        """Of all weights, and of matrices alone: gains of norm layers may hide how these grow."""
+        weights = list(self.parameters())
+        some = {"weight_norm": weights, "matrix_norm": [w for w in weights if w.dim() > 1]}
+        return {name: torch.nn.utils.get_total_norm(found) for name, found in some.items() if found}
 
     def snapshot(self) -> None:
         """Keep the weights for the loss landscape, where the task asks for it."""
@@ -260,7 +228,7 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "norms": self.norms.state_dict() if self.norms else {},
             **{name: getattr(self, name) for name in KEPT},
-            **{name: canonical(getattr(self, name)) for name in KEPT_AS_TEXT},
+            "rows": canonical(self.rows),
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -279,8 +247,7 @@ class Run:
             group["lr"] = lr  # the tensor that a captured step will read
         for name in KEPT:
             setattr(self, name, state[name])
-        for name in KEPT_AS_TEXT:
-            setattr(self, name, json.loads(state[name]))
+        self.rows = json.loads(state["rows"])
         if self.norms:
             self.norms.load_state_dict(state["norms"])
 
@@ -319,7 +286,6 @@ class Run:
             result=result,
             environment=environment.describe(self.task.device, self.seconds, self.warnings),
             metrics=self.rows,
-            dynamics=self.dynamics,
             arrays={k: rounded(v.tolist()) for k, v in self.task.arrays(self.model).items()},
         )
 

@@ -21,8 +21,13 @@ MOST_POINTS = 150
 SETTLED = 0.1  # of the training is over: from here on, accuracies are worth comparing
 MOST_FIGURES = 6
 NOT_DRAWN = {"epoch", "lr", "gradient_norm_sd"}
-LAST = ("train_loss", "weight_norm", "gradient_norm")  # after the metrics of the test data
-LABELS = {"weight_norm": "norm of all weights, ‖w‖", "gradient_norm": "norm of the gradient, ‖g‖"}
+# after the metrics of the test data
+LAST = ("train_loss", "weight_norm", "matrix_norm", "gradient_norm")
+LABELS = {
+    "weight_norm": "norm of all weights, ‖w‖",
+    "matrix_norm": "norm of all matrices",
+    "gradient_norm": "norm of the gradient, ‖g‖",
+}
 FEWEST = 3  # learning rates that make a curve
 
 Track = tuple[np.ndarray, np.ndarray]  # epochs and values of one run

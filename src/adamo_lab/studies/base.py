@@ -152,11 +152,6 @@ class Study:
     kind: str = "table"  # "trials": the best of each; "heatmaps", "landscape", "curves": figures
     seeds: tuple[int, ...] = (0, 1, 2)
 
-    @property
-    def layers(self) -> bool:
-        """Do its records keep what happens in every layer?"""
-        return self.kind in ("table", "landscape")
-
     def configs(self, request: Request) -> list[RunConfig]:
         return [config for runs in self.runs for config in runs.configs(request)]
 
