@@ -12,6 +12,7 @@ import statistics
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -274,15 +275,32 @@ def about(lines: list[Line]) -> str:
     return f"n = {n}{label}{named if len(commits) == 1 else f'commits {named}'}"
 
 
+def on_characters() -> list[Line]:
+    (group,) = [g for g in settled("language") if g.full and g.options["corpus"] == "shakespeare"]
+    return [x for x in group.lines if x.optimizer in ("adamw", "adamo_paper", "adamo")]
+
+
 def language() -> Figure:
     """Validation loss of the character model: means, and the range over the seeds."""
-    (group,) = [g for g in settled("language") if g.full and g.options["corpus"] == "shakespeare"]
-    chosen = [x for x in group.lines if x.optimizer in ("adamw", "adamo_paper", "adamo")]
+    chosen = on_characters()
     figure, (axes,) = canvas(height=3.3)
     for line in chosen:
         band(axes, line, "valid_loss")
     axes.set(ylim=(1.5, 2.3), xlabel=f"hundreds of steps   ({about(chosen)})")
     axes.set_title("Character-level GPT: validation loss, lower is better")
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def language_norms() -> Figure:
+    """How the matrices of the character model grow."""
+    told = "matrix_norm"
+    chosen = [replace(x, runs=[r for r in x.runs if told in r.metrics[-1]]) for x in on_characters()]
+    figure, (axes,) = canvas(height=3.0)
+    for line in chosen:
+        band(axes, line, told)
+    axes.set(ylim=(0, None), xlabel=f"hundreds of steps   ({about(chosen)})")
+    axes.set_title("Character-level GPT: norm of all matrices")
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
@@ -408,6 +426,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "diagnostics": diagnostics,
     "migration": migration,
     "language": language,
+    "language-norms": language_norms,
     "cifar100": cifar100,
     "accuracy": accuracy,
     "sensitivity-cifar100": sensitivity,
