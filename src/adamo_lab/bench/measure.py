@@ -162,7 +162,7 @@ def bytes_of(state: Any) -> int:
 
 
 COLUMNS = {
-    "ms": lambda row: f"{1e3 * row['seconds']:.3f}",
+    "ms": lambda row: f"{1e3 * row['seconds']:.3g}",
     "step ×": lambda row: f"{row['ratio']:.2f}",
     "GPU ×": lambda row: f"{row['device_ratio']:.2f}" if "device_ratio" in row else "",
     "bytes": lambda row: f"{row['bytes_per_parameter']:g}",
@@ -175,7 +175,8 @@ COLUMNS = {
 
 def tell(record: dict[str, Any], console: Console) -> None:
     for network, found in record.get("networks", {}).items():
-        table = Table(title=f"{network}: one step, as multiples of AdamW fused")
+        title = f"{network}: one step, as multiples of AdamW fused"
+        table = Table(title=title, box=None, pad_edge=False)  # all of it fits into 80 columns
         table.add_column("optimizer", no_wrap=True)
         for heading in COLUMNS:
             table.add_column(heading, justify="right")
