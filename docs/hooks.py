@@ -1,8 +1,8 @@
 """What the site's build adds to Markdown; without it the pages still read well on a code host.
 
 - ``$$ … $$`` becomes MathML.
-- A link to a file of the repository, such as ``../src/adamo_optim/rules.py#L50``, becomes a link
-  to a page that shows that file, at that line.
+- A link to a file of the repository, such as ``../src/adamo_optim/rules.py``, becomes a link to a
+  page that shows that file.
 - The laboratory's report of all records goes into the site; links to ``../results`` lead to it.
 - The mark ``no-run`` of a code block (see tests/test_docs.py) is taken away.
 """
@@ -24,7 +24,7 @@ from adamo_lab.report import write_report
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "build" / "docs-report"
 SHOWN = ("examples/*.py", "src/adamo_optim/*.py", "src/adamo_lab/*.py", "docs/*.py")
-LINK = re.compile(r"\]\(\.\./(?P<path>[\w./-]+\.py)(?:#L(?P<line>\d+))?\)")
+LINK = re.compile(r"\]\(\.\./(?P<path>[\w./-]+\.py)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -62,19 +62,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     here = posixpath.dirname(page.file.src_uri)
 
     def link(found: re.Match[str]) -> str:
-        target = posixpath.relpath(page_of(found["path"]), here or ".")
-        return f"]({target})" + (f"{{ data-line={found['line']} }}" if found["line"] else "")
+        return f"]({posixpath.relpath(page_of(found['path']), here or '.')})"
 
     markdown = LINK.sub(link, markdown).replace("](../results)", "](report/index.html)")
     markdown = re.sub(r"^(\s*```python) no-run.*$", r"\1", markdown, flags=re.MULTILINE)
     display = re.compile(r"^\$\$\s*(.+?)\s*\$\$$", re.MULTILINE | re.DOTALL)
     return display.sub(lambda found: formulas.block(found[1]), markdown)
-
-
-def on_page_content(html: str, **_: Any) -> str:
-    """Lines come last: MkDocs, which checks links, does not see the anchors in a listing."""
-    marked = re.compile(r'<a data-line="(\d+)" href="([^"#]+)"')
-    return marked.sub(r'<a href="\2#__codelineno-0-\1"', html)
 
 
 def page_of(path: str) -> str:

@@ -1,7 +1,6 @@
-"""Tables from records, and links to lines of code, in the pages: python docs/tables.py
+"""Tables from records in the pages: python docs/tables.py
 
-What stands between ``<!-- table NAME -->`` and ``<!-- end -->`` is written by this program, and so
-are the line numbers of links such as [`rule_of`](../src/adamo_optim/rules.py#L50).
+What stands between ``<!-- table NAME -->`` and ``<!-- end -->`` is written by this program.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLE = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHORT = re.compile(r"(?<=\b[0-9a-f]{7})[0-9a-f]{33}\b|,(?= with)")  # what a commit goes without
-LINK = re.compile(r"(\[`(\w+)`\]\(\.\./(src/[\w/]+\.py)#L)\d+")
 
 
 def records(study: str) -> list[Record]:
@@ -337,18 +335,9 @@ TABLES |= {
 # --- pages
 
 
-def line_of(name: str, path: str) -> int:
-    """Where a function or class begins."""
-    for at, line in enumerate((ROOT / path).read_text().splitlines(), 1):
-        if re.match(rf"\s*(?:def|class) {name}\b", line):
-            return at
-    raise ValueError(f"{path} has no function or class {name}")
-
-
 def filled(page: str) -> str:
-    """A page's text with its tables and line numbers made anew."""
-    page = TABLE.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], page)
-    return LINK.sub(lambda found: f"{found[1]}{line_of(found[2], found[3])}", page)
+    """A page's text with its tables made anew."""
+    return TABLE.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], page)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import doctest
+import json
 import logging
+import math
+import re
+import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -12,8 +17,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adamo_optim import AdamO, AngularAdamW, param_groups
-from adamo_optim.callbacks import find_optimizer, log_diagnostics
+from adamo_optim.callbacks import (
+    add_panel,
+    find_optimizer,
+    log_diagnostics,
+    print_diagnostics,
+)
 from adamo_optim.integrations import with_rules
+from adamo_optim.panels import spark
 
 BOTH = pytest.mark.parametrize("kind", [AdamO, AngularAdamW])
 
@@ -161,6 +172,105 @@ def test_wandb_offline(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary["adamo/norm/0.weight"] > 0
     assert summary["adamo/guard_skipped/total"] == 0
     assert list(tmp_path.rglob("*.wandb"))
+
+
+@BOTH
+def test_tensorboard_panel(tmp_path: Any, kind: Any) -> None:
+    """The text is there, and the charts of the layout find the curves that are logged."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+    from torch.utils.tensorboard import SummaryWriter
+
+    optimizer = stepped(kind)
+    with SummaryWriter(tmp_path) as writer:
+        add_panel(optimizer, writer)
+        log_diagnostics(optimizer, writer, 100)
+    reader = EventAccumulator(str(tmp_path)).Reload()
+    (text,) = reader.Tensors("adamo/rules/text_summary")
+    assert "| 0.weight | 8×4 | scale_invariant |" in text.tensor_proto.string_val[0].decode()
+    (event,) = reader.Tensors("custom_scalars__config__")
+    (category,) = Layout.FromString(event.tensor_proto.string_val[0]).category
+    charts = {chart.title: chart.multiline.tag[0] for chart in category.chart}
+    for title in ("angle", "norm"):
+        found = {tag for tag in scalars(tmp_path) if re.match(charts[title], tag)}
+        rows = optimizer.diagnostics(synchronize=True)  # a bias of 0 has no angle
+        known = {name for name, row in rows.items() if not math.isnan(row[title])}
+        assert found == {f"adamo/{title}/{name}" for name in known}
+
+
+@pytest.mark.slow
+def test_wandb_panel(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(mode="offline", dir=str(tmp_path), project="adamo") as run:
+        add_panel(stepped(AngularAdamW), run)
+        log_diagnostics(stepped(AngularAdamW), run, 100)
+        log_diagnostics(stepped(AngularAdamW), run, 200)
+        assert dict(run.summary)["adamo/angle/0.weight"] > 0
+    tables = [json.loads(path.read_text()) for path in tmp_path.rglob("*.table.json")]
+    first = {table["columns"][0]: table["data"] for table in tables}
+    assert first["parameter"][0][:3] == ["0.weight", "8×4", "scale_invariant"]
+    assert ["gradient_norm", "‖g‖"] in first["curve"]
+
+
+def test_a_panel_needs_a_place() -> None:
+    with pytest.raises(ValueError, match="log must be a SummaryWriter, wandb or a run of it; got"):
+        add_panel(stepped(), print)
+
+
+def test_the_table_has_a_curve_for_every_layer(capsys: Any, monkeypatch: Any) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "120")
+    p = nn.Parameter(torch.randn(6, 5))
+    optimizer = AngularAdamW([{"params": [("[w]", p)], "rule": "scale_invariant"}], lr=0.0)
+    assert not print_diagnostics(optimizer, 0)  # it has not stepped
+    for step in range(8):
+        optimizer.param_groups[0]["lr"] = step * 1e-4
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+        assert print_diagnostics(optimizer, step, every=7) == (step % 7 == 0)
+    said = capsys.readouterr().out
+    assert said.count("[w]") == 2
+    assert "AngularAdamW, step 7" in said
+    angle, norm = (optimizer.diagnostics(synchronize=True)["[w]"][x] for x in ("angle", "norm"))
+    last = [cell.strip() for cell in said.splitlines()[-2].strip("│").split("│")]
+    assert last == ["[w]", "scale_invariant", f"{angle:.4g}", "▁█", f"{norm:.4g}", "▄▄"]
+
+
+def test_curves() -> None:
+    assert spark([0.0, 1.0, 7.0]) == "▁▂█"
+    assert spark([5.0, 5.001]) == "▄▄"  # rounding is no news
+    assert spark([1.0, float("nan"), 2.0, float("inf")]) == "▁!█!"
+    assert spark([]) == ""
+
+
+def test_without_rich_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(ModuleNotFoundError, match="print_diagnostics needs rich: pip install rich"):
+        print_diagnostics(stepped(), 0)
+
+
+# ---- a bound that was active all the time ---------------------------------------------------
+
+
+FORMS = {"fused": {}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("free", "expected"), [(None, [100]), (0, []), (98, []), (99, [])])
+def test_a_bound_that_always_acts_is_told_once(form: Any, free: int | None, expected: Any) -> None:
+    """``free``: a step in which lr asks for less than max_angle."""
+    p, told = nn.Parameter(torch.randn(4, 2)), []
+    optimizer = AngularAdamW([{"params": [p], "rule": "scale_invariant"}], **form)
+    for step in range(1, 251):
+        optimizer.param_groups[0]["lr"] = 7e-4 if step - 1 == free else 1e-3
+        p.grad = torch.randn_like(p)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            optimizer.step()
+        told += [step for one in said if "max_angle=0.05 has bounded" in str(one.message)]
+    assert told == expected
 
 
 # ---- groups that somebody else made ---------------------------------------------------------

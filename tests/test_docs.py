@@ -26,6 +26,7 @@ from adamo_lab.studies import STUDIES, Request
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG"))]
 BLOCK = re.compile(
     r"^(?:```python(?P<mark>[^\n]*)\n(?P<code>.*?)^```$|<!-- prelude\n(?P<prelude>.*?)^-->$)",
     re.MULTILINE | re.DOTALL,
@@ -79,7 +80,7 @@ def test_pictures_draw(make: Any, tmp_path: Path) -> None:
     assert committed == {*pictures.PICTURES}
 
 
-def test_tables_and_line_numbers_are_up_to_date(make: Any) -> None:
+def test_tables_are_up_to_date(make: Any) -> None:
     tables = make("tables")
     assert tables.PAGES == PAGES
     for page in PAGES:
@@ -244,9 +245,21 @@ def test_report_in_the_site(make: Any, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_links_to_files_of_the_repository() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
+    for page in LINKED:
+        text = page.read_text()
+        assert "#L" not in text, f"{page.name}: lines move; link to the file and name the function"
+        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_links_that_show_a_name_lead_to_the_file_that_has_it() -> None:
+    """[`of_turns`](../src/adamo_optim/diagnostics.py) is a function of that file."""
+    link = re.compile(r"\[`(\w+)`\]\(((?:\.\./)?(?:src|tests|docs|scripts)/[\w/]+\.py)\)")
+    for page in LINKED:
+        for name, target in link.findall(page.read_text()):
+            code = (page.parent / target).read_text()
+            defined = rf"^\s*(?:def|class) {name}\b|^{name}\b.*="
+            assert re.search(defined, code, re.M), f"{page.name}: {target} has no {name}"
 
 
 def test_formulas(make: Any) -> None:

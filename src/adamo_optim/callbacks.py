@@ -1,6 +1,8 @@
 """Diagnostics in your logger, in one line: TensorBoard, W&B, Accelerate, Lightning, transformers.
 
 log_diagnostics(optimizer, writer, step)                          # in a loop of your own
+print_diagnostics(optimizer, step)                                # a table in the terminal
+add_panel(optimizer, writer)                                      # once: what turns, and why
 trainer.add_callback(transformers_callback(trainer))              # transformers
 Trainer(callbacks=[lightning_callback()])                         # Lightning
 """
@@ -13,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import panels
 from .blockwise import Blockwise
 
 # what is logged by default, as far as the optimizer has it
@@ -60,6 +63,72 @@ def log_diagnostics(
     if values:
         sink(log)(values, step)
     return bool(values)
+
+
+def print_diagnostics(optimizer: Any, step: int, every: int = 100) -> bool:
+    """Print a table of every layer's angle and norm over time, in one step out of ``every``.
+
+    The curves hold the last 32 values that were printed. Needs ``rich``.
+
+    Args:
+        optimizer: an AdamO or AngularAdamW that has taken a step, as it is or wrapped.
+        step: the number of the step; the table is printed where ``every`` divides it.
+        every: one step in how many is printed.
+
+    Returns:
+        Whether this step was printed.
+
+    Example:
+        >>> for step, batch in enumerate(loader, 1):
+        ...     ...
+        ...     print_diagnostics(optimizer, step)
+    """
+    if every < 1:
+        raise ValueError(f"every must be >= 1, got {every}")
+    if step % every:
+        return False
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("print_diagnostics needs rich: pip install rich") from error
+    found = find_optimizer(optimizer)
+    history = panels.record(found)
+    if not history["norm"]:
+        return False
+    Console().print(panels.table(found, history, f"{type(found).__name__}, step {step}"))
+    return True
+
+
+def add_panel(optimizer: Any, log: Any, prefix: str = "adamo") -> None:
+    """Say in TensorBoard or W&B, once, which weights turn, why, and what the curves mean.
+
+    TensorBoard gets a text ``prefix/rules``, and under *Custom Scalars* one chart a quantity with a
+    line for every parameter (it replaces another layout of the same writer). W&B gets the tables
+    ``prefix/rules`` and ``prefix/curves``.
+
+    Args:
+        optimizer: an AdamO or AngularAdamW, as it is or wrapped.
+        log: a TensorBoard ``SummaryWriter``, ``wandb`` or a run of it.
+        prefix: as in :func:`log_diagnostics`.
+
+    Example:
+        >>> add_panel(optimizer, writer)
+    """
+    found = find_optimizer(optimizer)
+    if hasattr(log, "add_custom_scalars"):
+        log.add_text(f"{prefix}/rules", panels.markdown(found))
+        log.add_custom_scalars(panels.layout(prefix))
+    elif getattr(log, "__name__", type(log).__module__).split(".")[0] == "wandb":
+        make = importlib.import_module("wandb").Table
+        meanings = [[*pair] for pair in panels.MEANINGS.items()]
+        tables = {
+            f"{prefix}/rules": make(columns=[*panels.COLUMNS], data=panels.rules(found)),
+            f"{prefix}/curves": make(columns=["curve", "meaning"], data=meanings),
+        }
+        log.log(tables, commit=False)  # with the first values, whatever their step
+    else:
+        kind = type(log).__name__
+        raise ValueError(f"log must be a SummaryWriter, wandb or a run of it; got {kind}")
 
 
 def logged_values(
