@@ -11,6 +11,8 @@ from jax import Array
 
 from ..ranges import CHOICES, OPTIONAL, RANGES, RULES, SHARE, check_inside
 
+NO_PARAMS = "update needs params, the weights it is for: update(grads, state, params)"
+
 
 def labels(params: Any, rules: Any) -> Any:
     """The rule of every leaf: what ``rules``, a tree or a prefix of it, says, or else its shape."""

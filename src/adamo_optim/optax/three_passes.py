@@ -9,7 +9,7 @@ import optax
 from jax import Array
 
 from . import laws
-from .leaves import check, compute_dtype, labels, map_leaves, numbers, rate
+from .leaves import NO_PARAMS, check, compute_dtype, labels, map_leaves, numbers, rate
 
 
 class AdamOState(NamedTuple):
@@ -113,7 +113,7 @@ def adamo(
 
     def update(grads: Any, state: AdamOState, params: Any = None) -> tuple[Any, AdamOState]:
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+            raise ValueError(NO_PARAMS)
         numbers_of_step = (rate(learning_rate, state.count), *options)
 
         def one(
@@ -135,12 +135,14 @@ def has_rows(w: Array, rule: str, block: str) -> bool:
 
 
 def first_leaf(w: Array, rule: str, block: str, curved: bool) -> Leaf:
-    zeros = jnp.zeros_like(w, compute_dtype(w))
+    """Every array is one of its own, so that a jitted step may be given them for good."""
+    dtype = compute_dtype(w)
     shape = (w.shape[0], *(1,) * (w.ndim - 1)) if has_rows(w, rule, block) else ()
-    zero = jnp.zeros(shape, zeros.dtype)
-    unset = jnp.full_like(zero, laws.UNSET)
-    previous = zeros if curved and rule != "low_dim" else jnp.zeros((), zeros.dtype)
-    return Leaf(zero, zeros, zeros, previous, zero, zero, unset, zero, zero, unset)
+    m, v, previous = (jnp.zeros_like(w, dtype) for _ in range(3))
+    if not curved or rule == "low_dim":
+        previous = jnp.zeros((), dtype)
+    start = laws.Memory(*[0.0] * 6)._replace(tau=laws.UNSET, initial_norm=laws.UNSET)
+    return Leaf(None, m, v, previous, *(jnp.full(shape, x, dtype) for x in start))
 
 
 def step(

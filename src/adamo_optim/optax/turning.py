@@ -10,7 +10,7 @@ import optax
 from jax import Array
 
 from . import laws
-from .leaves import check, compute_dtype, labels, map_leaves, numbers, rate
+from .leaves import NO_PARAMS, check, compute_dtype, labels, map_leaves, numbers, rate
 
 
 class TurnState(NamedTuple):
@@ -92,7 +92,7 @@ def turn(learning_rate: Any, options: tuple[Any, ...]) -> optax.GradientTransfor
 
     def update(grads: Any, state: TurnState, params: Any = None) -> tuple[Any, TurnState]:
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+            raise ValueError(NO_PARAMS)
         numbers_of_step = (rate(learning_rate, state.count), *options)
 
         def one(w: Array, g: Array, *memory: Array) -> Leaf:
@@ -106,7 +106,11 @@ def turn(learning_rate: Any, options: tuple[Any, ...]) -> optax.GradientTransfor
 
 def refuse_zero(path: Any, w: Any) -> None:
     """Where values are known: under jit they are not, and a leaf of zeros then stays as it is."""
-    if not isinstance(w, jax.core.Tracer) and not bool(jnp.any(jnp.asarray(w) != 0)):
+    if isinstance(w, jax.core.Tracer):
+        return
+    with jax.ensure_compile_time_eval():  # a constant inside of jit
+        is_zero = not bool(jnp.any(jnp.asarray(w) != 0))
+    if is_zero:
         raise ValueError(
             f"leaf {jax.tree_util.keystr(path)} has the rule 'scale_invariant' and is 0: it has no "
             "direction to turn. Give it the rule 'general'"
@@ -114,8 +118,8 @@ def refuse_zero(path: Any, w: Any) -> None:
 
 
 def first_leaf(w: Array) -> Leaf:
-    zero = jnp.zeros((), compute_dtype(w))
-    return Leaf(zero, jnp.zeros_like(w), zero, jnp.full_like(zero, laws.UNSET))
+    zero, unset = (jnp.full((), x, compute_dtype(w)) for x in (0.0, laws.UNSET))
+    return Leaf(None, jnp.zeros_like(w), zero, unset)
 
 
 def turned(
