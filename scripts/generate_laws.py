@@ -451,27 +451,27 @@ where, isfinite, absolute, cos, sin = jnp.where, jnp.isfinite, jnp.abs, jnp.cos,
 
 LANGUAGE_JAX = '''
 
-def root(x):
+def root(x: Tensor) -> Tensor:
     """√x with a finite derivative at 0."""
     positive = x > 0
     return where(positive, jnp.sqrt(where(positive, x, 1.0)), x)
 
 
-def power(base, exponent):
+def power(base: float | Tensor, exponent: Tensor) -> Tensor:
     return base**exponent
 
 
 # float64's largest and smallest numbers are ∞ and 0 in float32: its own stand in for them
 
 
-def at_least(x, low):
+def at_least(x: Tensor, low: float | Tensor) -> Tensor:
     """NaN stays NaN."""
     if isinstance(low, float) and low > 0:
         low = max(low, float(jnp.finfo(x.dtype).tiny))
     return where(x < low, low, x)
 
 
-def at_most(x, high):
+def at_most(x: Tensor, high: float | Tensor) -> Tensor:
     if isinstance(high, float):
         high = min(high, float(jnp.finfo(x.dtype).max))
     return where(x > high, high, x)

@@ -111,7 +111,7 @@ def adamo(
         first = map_leaves(one, Leaf, params, labels(params, rules))
         return AdamOState(jnp.zeros((), jnp.int32), *first[1:])
 
-    def update(grads: Any, state: AdamOState, params: Any = None) -> tuple[Any, AdamOState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AdamOState]:
         if params is None:
             raise ValueError(NO_PARAMS)
         numbers_of_step = (rate(learning_rate, state.count), *options)
@@ -122,7 +122,7 @@ def adamo(
             last = laws.Memory(*memory)
             return step(w, g, numbers_of_step, rule, block, m, v, g_, last)
 
-        new = map_leaves(one, Leaf, params, grads, labels(params, rules), *state[1:])
+        new = map_leaves(one, Leaf, params, updates, labels(params, rules), *state[1:])
         return new.update, AdamOState(state.count + 1, *new[1:])
 
     return optax.GradientTransformation(init, update)
@@ -141,8 +141,11 @@ def first_leaf(w: Array, rule: str, block: str, curved: bool) -> Leaf:
     m, v, previous = (jnp.zeros_like(w, dtype) for _ in range(3))
     if not curved or rule == "low_dim":
         previous = jnp.zeros((), dtype)
-    start = laws.Memory(*[0.0] * 6)._replace(tau=laws.UNSET, initial_norm=laws.UNSET)
-    return Leaf(None, m, v, previous, *(jnp.full(shape, x, dtype) for x in start))
+    unset = {"tau", "initial_norm"}
+    memory = [
+        jnp.full(shape, laws.UNSET if name in unset else 0.0, dtype) for name in laws.Memory._fields
+    ]
+    return Leaf(None, m, v, previous, *memory)
 
 
 def step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -90,7 +91,7 @@ def turn(learning_rate: Any, options: tuple[Any, ...]) -> optax.GradientTransfor
         first = map_leaves(first_leaf, Leaf, params)
         return TurnState(jnp.zeros((), jnp.int32), *first[1:])
 
-    def update(grads: Any, state: TurnState, params: Any = None) -> tuple[Any, TurnState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, TurnState]:
         if params is None:
             raise ValueError(NO_PARAMS)
         numbers_of_step = (rate(learning_rate, state.count), *options)
@@ -98,7 +99,7 @@ def turn(learning_rate: Any, options: tuple[Any, ...]) -> optax.GradientTransfor
         def one(w: Array, g: Array, *memory: Array) -> Leaf:
             return turned(w, g, state.count, numbers_of_step, *memory)
 
-        new = map_leaves(one, Leaf, params, grads, *state[1:])
+        new = map_leaves(one, Leaf, params, updates, *state[1:])
         return new.update, TurnState(state.count + 1, *new[1:])
 
     return optax.GradientTransformation(init, update)
