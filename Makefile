@@ -53,7 +53,7 @@ format: $(STAMP)  ## let ruff mend and format the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-laws: $(STAMP)  ## write the scalar laws of law.py in C and for Triton
+laws: $(STAMP)  ## write the scalar laws of law.py in C, for Triton and for JAX
 	$(PY) scripts/generate_laws.py
 
 bench: $(STAMP)  ## time AdamO against AdamW on this machine: a table, JSON and a plot

@@ -1,4 +1,4 @@
-"""Writes the scalar laws of ``law.py`` in C and for Triton; ``--check``: are they current?
+"""Writes the scalar laws of ``law.py`` in C, for Triton and JAX; ``--check``: are they current?
 
 A law is a function of NamedTuples of numbers. Its helpers are put in place, so that it becomes one
 list of assignments; the two languages differ only in how an expression is spelled:
@@ -9,7 +9,8 @@ list of assignments; the two languages differ only in how an expression is spell
     returned fields       row->a1 = …                returned; other functions load and store
 
 In Triton ``i`` is a block's column in the matrices and ``parameter`` the first column of its
-parameter, for what all of its blocks share.
+parameter, for what all of its blocks share. JAX keeps the text of the laws: only the functions
+they are made of, the first section of ``law.py``, are others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "adamo_optim"
-LAW, C, TRITON = (PACKAGE / name for name in ("law.py", "native/law.h", "triton_laws.py"))
+FILES = ("law.py", "native/law.h", "triton_laws.py", "optax/laws.py")
+LAW, C, TRITON, JAX = (PACKAGE / name for name in FILES)
 NOTE = "Made of law.py by scripts/generate_laws.py (`make laws`): edit that file, not this one."
 
 COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "=="}
@@ -429,13 +431,69 @@ def write_triton(source: Source) -> str:
     return "\n\n".join(parts)
 
 
+# ---- JAX ---------------------------------------------------------------------------------------
+
+HEAD_JAX = f'''"""The scalar laws as functions of JAX arrays.
+
+{NOTE}
+"""
+
+# ruff: noqa
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array as Tensor
+
+where, isfinite, absolute, cos, sin = jnp.where, jnp.isfinite, jnp.abs, jnp.cos, jnp.sin
+'''
+
+LANGUAGE_JAX = '''
+
+def root(x: Tensor) -> Tensor:
+    """√x with a finite derivative at 0."""
+    positive = x > 0
+    return where(positive, jnp.sqrt(where(positive, x, 1.0)), x)
+
+
+def power(base: float | Tensor, exponent: Tensor) -> Tensor:
+    return base**exponent
+
+
+# float64's largest and smallest numbers are ∞ and 0 in float32: its own stand in for them
+
+
+def at_least(x: Tensor, low: float | Tensor) -> Tensor:
+    """NaN stays NaN."""
+    if isinstance(low, float) and low > 0:
+        low = max(low, float(jnp.finfo(x.dtype).tiny))
+    return where(x < low, low, x)
+
+
+def at_most(x: Tensor, high: float | Tensor) -> Tensor:
+    if isinstance(high, float):
+        high = min(high, float(jnp.finfo(x.dtype).max))
+    return where(x > high, high, x)
+
+
+'''
+
+
+def write_jax(source: Source, text: str) -> str:
+    constants = "".join(f"{name} = {value!r}\n" for name, value in source.constants.items())
+    return HEAD_JAX + constants + LANGUAGE_JAX + text[text.index("# ---- AdamO ---") :]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a file is old")
     check = parser.parse_args().check
-    source = Source(LAW.read_text())
+    law = LAW.read_text()
+    source = Source(law)
+    written = {C: write_c(source), TRITON: write_triton(source), JAX: write_jax(source, law)}
     old = []
-    for path, text in ((C, write_c(source)), (TRITON, write_triton(source))):
+    for path, text in written.items():
         if path.exists() and path.read_text() == text:
             continue
         old.append(path.name)

@@ -1,4 +1,4 @@
-"""The laws in C and in Triton are those of law.py: the files are current, and random numbers agree.
+"""The laws in C, Triton and JAX are those of law.py: the files are current, and random numbers agree.
 
 NaN and ∞ are among the numbers: what is not finite must go the same way everywhere.
 """
@@ -152,6 +152,24 @@ def test_the_laws_in_c(family: str, seed: int) -> None:
     module.laws(options, traits, memory, record, active.tolist(), family == "turns")
     agree(memory, after, memory_of._fields)
     agree(record, rows, names)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_laws_in_jax(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    from adamo_optim.optax import laws as written
+
+    numbers, laws, memory_of, names = FAMILIES[family]
+    given = numbers(5)
+    after, rows = laws(*given)
+    # the functions above, with JAX's laws and arrays
+    monkeypatch.setitem(globals(), "law", written)
+    monkeypatch.setattr(torch, "stack", lambda xs: [torch.tensor(jax.device_get(x)) for x in xs])
+    monkeypatch.setattr(jax.Array, "double", lambda x: x.astype(float), raising=False)
+    with jax.enable_x64(True):
+        found_after, found_rows = laws(*(jax.numpy.asarray(x.numpy()) for x in given))
+    agree(found_after, after, memory_of._fields)
+    agree(found_rows, rows, names)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter

@@ -17,7 +17,8 @@ from . import checkpoint, diagnostics, sharding
 from .buckets import Bucket, Member, same
 from .dtensor import holds_whole_rows, is_sharded, local, mesh_of, placements_of
 from .explain import Explanation, Parameter
-from .options import OPTIONAL, as_pair, check_options, refuse_misspelt
+from .options import as_pair, check_options, refuse_misspelt
+from .ranges import OPTIONAL
 from .rules import rule_of
 
 FLAT_PARAMETER_HELP = (

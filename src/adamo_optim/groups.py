@@ -12,7 +12,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from .example_batch import Call, Forward, check_finite, ways_to_call
-from .options import RULES, refuse_misspelt
+from .options import refuse_misspelt
+from .ranges import RULES
 from .rules import Rule, low_dim_by_shape
 from .scale_invariance import examine, is_trainable
 

@@ -16,11 +16,11 @@ A step of a weight that turns (AngularAdamW) is two passes (w, g, m) with one la
     pass 2        w ← w + (a−1)·w − b·m
 
 The laws are written here and nowhere else: ``scripts/generate_laws.py`` reads this file and writes
-them in C (``native/law.h``) and for Triton (``triton_laws.py``). It knows assignments, arithmetic,
-comparisons, ``& | ~`` and the functions of the first section; a law calls nothing else but helpers
-of this file. Here a number is a vector with one entry per block. Nothing branches on its value,
-so that a law runs on any device without a synchronisation and can be captured, compiled and
-differentiated.
+them in C (``native/law.h``), for Triton (``triton_laws.py``) and for JAX (``optax/laws.py``). It
+knows assignments, arithmetic, comparisons, ``& | ~`` and the functions of the first section; a law
+calls nothing else but helpers of this file. Here a number is a vector with one entry per block.
+Nothing branches on its value, so that a law runs on any device without a synchronisation and can be
+captured, compiled and differentiated.
 """
 
 from __future__ import annotations

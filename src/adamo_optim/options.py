@@ -9,7 +9,6 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from .law import NORM_FLOOR
+from .ranges import CHOICES, OPTIONAL, RANGES, SHARE, Bounds, check_inside
 
 PACKAGE = Path(__file__).parent
-RULES = ("auto", "general", "scale_invariant", "low_dim")
 
 # AdamO on CIFAR-100, section 3.1 of the paper, to the letter. δ = 0.1 and wd_ratio = 0.5 are
 # switched on at epoch 200 there; τ_target is printed nowhere, 1.0 makes Eq. 6 read η_ρ/√τ.
@@ -31,35 +30,6 @@ PAPER: dict[str, Any] = {
     "guard": False,
 }
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "previous_gradient": ("exact", "bfloat16", "sampled"),
-    "decay_lr": ("radial", "tangential"),
-    "block": ("tensor", "row"),
-    "rounding": ("nearest", "stochastic"),
-    "rule": RULES,
-}
-
-# name: (lower bound, is it legal itself, upper bound, is it legal itself)
-Bounds = tuple[float, bool, float, bool]
-NOT_NEGATIVE: Bounds = (0.0, True, math.inf, False)
-POSITIVE: Bounds = (0.0, False, math.inf, False)
-SHARE: Bounds = (0.0, True, 1.0, False)
-RANGES: dict[str, Bounds] = {
-    "lr": NOT_NEGATIVE,
-    "eps": NOT_NEGATIVE,
-    "weight_decay": NOT_NEGATIVE,
-    "radial_lr_ratio": NOT_NEGATIVE,
-    "radial_lr": NOT_NEGATIVE,
-    "radial_beta": SHARE,
-    "curvature_target": POSITIVE,
-    "curvature_beta": SHARE,
-    "low_dim_scale": (0.0, False, 1.0, True),
-    "delta": POSITIVE,
-    "wd_ratio": NOT_NEGATIVE,
-    "angular_rms": POSITIVE,
-    "max_angle": (0.0, False, math.pi / 2, True),
-}
-OPTIONAL = ("radial_lr", "curvature_target", "delta", "angular_rms")  # None switches them off
 FLAGS = ("guard", "maximize", "capturable", "differentiable")
 OTHERS = ("betas", "low_dim", "foreach", "fused")
 NAMES = (*RANGES, *CHOICES, *FLAGS, *OTHERS)
@@ -128,7 +98,7 @@ def as_pair(betas: Any) -> tuple[Any, Any]:
 
 def check_number(name: str, value: Any, bounds: Bounds, reads_devices: bool = True) -> None:
     """One numeric option: a real number or a tensor with one element, inside its bounds."""
-    low, low_legal, high, high_legal = bounds
+    low, _, high, _ = bounds
     if type(value) is float and low < value < high:  # nearly always: a scheduler's, in every step
         return
     if isinstance(value, Tensor):
@@ -137,22 +107,7 @@ def check_number(name: str, value: Any, bounds: Bounds, reads_devices: bool = Tr
         if value.device.type != "cpu" and not reads_devices:
             return
         value = value.item()
-    above = ">=" if low_legal else ">"
-    legal = f"{above} {low:g}"
-    if math.isfinite(high):
-        legal += f" and {'<=' if high_legal else '<'} {high:g}"
-    alternatives = " (or None)" if name in OPTIONAL else ""
-    if name == "curvature_target":
-        alternatives = ' (or "auto", or None)'
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name} must be a number {legal}{alternatives}, got {value!r}")
-    value = float(value)
-    inside = (value >= low if low_legal else value > low) and (
-        value <= high if high_legal else value < high
-    )
-    if not inside:
-        finite = "" if math.isfinite(value) or math.isfinite(high) else "finite and "
-        raise ValueError(f"{name} must be {finite}{legal}{alternatives}, got {value}")
+    check_inside(name, value, bounds)
 
 
 def check_low_dim(value: Any) -> None:

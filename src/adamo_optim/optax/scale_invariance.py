@@ -1,0 +1,110 @@
+"""Which leaves are scale-invariant: Euler's identity in float64.
+
+A leaf is scale-invariant when f(c·w) = f(w) for every c > 0. Every gradient g = Jᵀy is then
+orthogonal to w, whatever the cotangent y. The eps of a norm layer breaks that by eps/variance, and
+a JAX function cannot be looked into; but leaves that are nearly invariant may be made larger, and
+the variance grows by the square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# |cos(g, w)|·√(entries) is about eps/variance with the function as it is, and about 1 where no norm
+# layer follows: above this the scale of w does matter.
+FELT_EPS = 0.1
+ENLARGED = 1e5  # an eps of 1e-5 is then felt by 1e-15/variance
+ROUNDING = 1e-13  # ‖g‖‖w‖ below this share of the largest is cancellation noise
+
+
+def find_rules(
+    f: Callable[..., Any], params: Any, *inputs: Any, trials: int = 3, tolerance: float = 1e-9
+) -> Any:
+    """The rule of every leaf, a tree for ``rules=``: by shape, and by Euler's identity in float64.
+
+    Leaves of zeros are "general", for they have no direction yet. Call it outside ``jit``.
+
+    Args:
+        f: ``f(params, *inputs)`` returns what the loss is made of, an array or a tree of arrays,
+            computed as in training: BatchNorm with the statistics of the batch.
+        params: the parameters, of which a perturbed float64 copy is looked at.
+        inputs: a real batch, or random numbers like one; floating arrays become float64.
+        trials: the number of random cotangents.
+        tolerance: the largest |cos(g, w)| of a scale-invariant leaf.
+
+    Example:
+        >>> rules = find_rules(lambda p, x: model.apply({"params": p}, x), params, batch)
+    """
+    random = np.random.default_rng(0)  # the same verdicts every time
+    with jax.enable_x64(True):
+        given, structure = jax.tree.flatten(params)
+        leaves = [_off_special_points(np.asarray(x), random) for x in given]
+        wide = jax.tree.map(_widened, inputs)
+
+        @jax.jit
+        def gradients(leaves: list[Any], key: Any) -> Any:
+            result, pull = jax.vjp(lambda x: f(structure.unflatten(x), *wide), leaves)
+            return pull(_cotangents(result, key))[0]
+
+        def measure(scales: list[float]) -> list[list[tuple[float, float]]]:
+            """⟨g, w⟩ and ‖g‖‖w‖ of every leaf, per trial."""
+            scaled = [c * w for c, w in zip(scales, leaves, strict=True)]
+            keys = jax.random.split(jax.random.key(0), trials)
+            rows = [[np.asarray(g) for g in gradients(scaled, key)] for key in keys]
+            return [[_alignment(row[i], w) for row in rows] for i, w in enumerate(scaled)]
+
+        plain = measure([1.0] * len(leaves))
+        largest = max((s for pairs in plain for _, s in pairs if np.isfinite(s)), default=0.0)
+
+        def within(pairs: list[tuple[float, float]], bound: float) -> bool:
+            reached = [pair for pair in pairs if not pair[1] <= ROUNDING * largest]
+            return bool(reached) and all(abs(inner) <= bound * size for inner, size in reached)
+
+        may = [
+            w.ndim > 1 and w.size > 1 and bool(np.any(x)) and within(p, FELT_EPS * w.size**-0.5)
+            for w, x, p in zip(leaves, map(np.asarray, given), plain, strict=True)
+        ]
+        enlarged = measure([ENLARGED if candidate else 1.0 for candidate in may])
+    names = []
+    for w, candidate, pairs in zip(leaves, may, enlarged, strict=True):
+        by_shape = "low_dim" if w.ndim <= 1 or w.size == 1 else "general"
+        found = candidate and all(abs(inner) <= tolerance * size for inner, size in pairs)
+        names.append("scale_invariant" if found else by_shape)
+    return structure.unflatten(names)
+
+
+def _alignment(g: np.ndarray, w: np.ndarray) -> tuple[float, float]:
+    return float((g * w).sum()), float(np.linalg.norm(g) * np.linalg.norm(w))
+
+
+def _widened(x: Any) -> Any:
+    is_float = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+    return jnp.asarray(np.asarray(x), jnp.float64) if is_float else x
+
+
+def _off_special_points(w: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Perturbed: what holds only at 0, at 1 or at an identity does not last.
+
+    Entries that are not 0 move away from it, so that what must be positive stays so.
+    """
+    w = w.astype(np.float64)
+    noise = random.standard_normal(w.shape) * (0.1 * np.abs(w).max(initial=0.0) or 0.02)
+    constant = w.size == 0 or bool((w == w.flat[0]).all())
+    return w + (noise if constant else np.where(w == 0, noise, np.abs(noise) * np.sign(w)))
+
+
+def _cotangents(result: Any, key: Any) -> Any:
+    """Random numbers like the outputs; nothing flows back from integers."""
+    outputs, structure = jax.tree.flatten(result)
+    random = [
+        jax.random.normal(k, y.shape, y.dtype)
+        if jnp.issubdtype(y.dtype, jnp.floating)
+        else np.zeros(y.shape, jax.dtypes.float0)
+        for k, y in zip(jax.random.split(key, len(outputs)), outputs, strict=True)
+    ]
+    return structure.unflatten(random)
