@@ -2,8 +2,8 @@
 
     python examples/hydra_config.py
 
-`instantiate` passes what it is given beside the configuration: hand it the groups. Betas stay the
-list that YAML makes of them.
+`_partial_: true`, and call the result with the groups: `instantiate(config, params=groups)` would
+turn the groups into configurations, which no optimizer takes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from adamo_optim import param_groups
 CONFIG = """
 optimizer:
   _target_: adamo_optim.AngularAdamW
+  _partial_: true
   lr: 1e-3
   betas: [0.9, 0.95]
   weight_decay: 0.1
@@ -28,7 +29,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 2))
     x = torch.randn(64, 8)
-    optimizer = instantiate(OmegaConf.create(CONFIG).optimizer, params=param_groups(model, x))
+    optimizer = instantiate(OmegaConf.create(CONFIG).optimizer)(param_groups(model, x))
     print(optimizer.explain())
     for step in range(20):
         optimizer.zero_grad()

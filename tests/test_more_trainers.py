@@ -7,13 +7,13 @@ where they are missing.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import distributed_kit
@@ -47,9 +47,7 @@ def test_transformers_makes_groups_of_the_model(tmp_path: Path, kind: Any) -> No
         )  # fmt: skip
 
     whole, resumed = trainer(), trainer()
-    state = torch.get_rng_state()
     optimizer = trainer().create_optimizer()
-    assert torch.equal(torch.get_rng_state(), state) is False  # the model's own initialisation
     assert isinstance(optimizer, kind)
     assert rules(optimizer)[QUERY] == "scale_invariant"
     decay = {g["rule"]: g["weight_decay"] for g in optimizer.param_groups}
@@ -84,8 +82,6 @@ def test_random_tokens_leave_model_and_random_state() -> None:
 
 def importable(name: str) -> Any:
     """pytest.importorskip, with the library's own warnings when it is loaded left out."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip(name, exc_type=ImportError)
@@ -183,22 +179,25 @@ def test_hydra_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 @BOTH
 def test_hydra_configurations(kind: Any) -> None:
-    """By call, by `_partial_`, and a ListConfig of betas, which a checkpoint must not keep."""
+    """By `_partial_`: else Hydra makes configurations of the groups. Betas become a tuple."""
     pytest.importorskip("hydra")
+    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
     node = OmegaConf.create({"_target_": f"adamo_optim.{kind.__name__}", "betas": [0.9, 0.95]})
     groups = param_groups(network(), batch(0))
-    partial = instantiate({**node, "_partial_": True})
-    by_hand = kind(groups, betas=node.betas)
-    for optimizer in (instantiate(node, params=groups), instantiate(node, groups), partial(groups)):
-        assert isinstance(optimizer, kind)
-        for group, other in zip(optimizer.param_groups, by_hand.param_groups, strict=True):
-            assert group["betas"] == other["betas"] == (0.9, 0.95)
-            assert type(group["betas"]) is type(other["betas"]) is tuple
-        assert rules(optimizer) == rules(by_hand)
-        assert rules(optimizer)["0.weight"] == "scale_invariant"
+    with pytest.raises(InstantiationException, match="can only optimize Tensors"):
+        instantiate(node, params=groups)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no group says which weights are scale-invariant")
+        assert isinstance(instantiate(node, params=network().parameters()), kind)
+    optimizer, by_hand = instantiate(node, _partial_=True)(groups), kind(groups, betas=node.betas)
+    assert isinstance(optimizer, kind)
+    for group, other in zip(optimizer.param_groups, by_hand.param_groups, strict=True):
+        assert group["betas"] == other["betas"] == (0.9, 0.95)
+        assert type(group["betas"]) is type(other["betas"]) is tuple
+    assert rules(optimizer)["0.weight"] == "scale_invariant"
 
 
 # ---- Accelerate's FSDP2 ---------------------------------------------------------------------
@@ -206,33 +205,30 @@ def test_hydra_configurations(kind: Any) -> None:
 
 @distributed_kit.check(2)
 def accelerate_shards_after_the_optimizer_was_built(_: Path) -> None:
-    """prepare() puts empty tensors, then sharded parameters, in the place of those we were given."""
-    import os
+    """What ``Accelerator._prepare_fsdp2`` does, with its own ``fsdp2_switch_optimizer_parameters``.
 
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
-    from accelerate.state import AcceleratorState, PartialState
-    from torch.distributed.tensor import DTensor
+    The Accelerator itself takes FSDP2 on accelerators only: on a CPU it prepares DDP.
+    """
+    from accelerate.utils.fsdp_utils import fsdp2_switch_optimizer_parameters
+    from torch.distributed.fsdp import fully_shard
 
-    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank())}
-    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for kind in (AdamO, AngularAdamW):
-        AcceleratorState._reset_state(True)
-        PartialState._reset_state()
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
-        accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
         plain, model = network(), network()
-        groups = param_groups(model, batch(0))
         expected = kind(param_groups(plain, batch(0)), lr=1e-3)
-        model, optimizer = accelerator.prepare(model, kind(groups, lr=1e-3))
-        ours = optimizer.optimizer
-        assert {id(p) for g in ours.param_groups for p in g["params"]} == {
-            id(p) for p in model.parameters()
-        }
-        assert all(isinstance(p, DTensor) for p in model.parameters())
-        assert rules(ours) == rules(expected)
+        optimizer = kind(param_groups(model, batch(0)), lr=1e-3)
+        optimizer.load_state_dict(optimizer.state_dict())  # so it moves the state to its device
+        old = {name: p.data_ptr() for name, p in model.named_parameters()}
+        for group in optimizer.param_groups:
+            for i, p in enumerate(group["params"]):
+                group["params"][i] = torch.empty(1, dtype=p.dtype, device=p.device)
+                group["params"][i].data_ptr = p.data_ptr()
+        fully_shard(model)
+        new = dict(model.named_parameters())
+        fsdp2_switch_optimizer_parameters(optimizer, {old[name]: new[name] for name in old})
+        assert rules(optimizer) == rules(expected)
         train(model, range(5), optimizer)
         train(plain, range(5), expected)
-        assert len(ours.state) == 5
+        assert len(optimizer.state) == 5
         for p, q in zip(plain.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(q.full_tensor(), p, rtol=1e-4, atol=1e-6)
 
