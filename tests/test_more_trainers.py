@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +206,7 @@ def test_hydra_configurations(kind: Any) -> None:
 def accelerate_shards_after_the_optimizer_was_built(_: Path) -> None:
     """What ``Accelerator._prepare_fsdp2`` does, with its own ``fsdp2_switch_optimizer_parameters``.
 
-    The Accelerator itself takes FSDP2 on accelerators only: on a CPU it prepares DDP.
+    ``Accelerator(cpu=True).prepare`` with its FSDP2 plug-in left the parameters unsharded here.
     """
     from accelerate.utils.fsdp_utils import fsdp2_switch_optimizer_parameters
     from torch.distributed.fsdp import fully_shard
@@ -234,8 +233,8 @@ def accelerate_shards_after_the_optimizer_was_built(_: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_2_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    yield distributed_kit.outcomes(__name__, 2, tmp_path_factory.mktemp("ranks"))
+def on_2_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return distributed_kit.outcomes(__name__, 2, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.dist
