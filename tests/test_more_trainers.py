@@ -1,0 +1,243 @@
+"""By class or by string: transformers, axolotl, torchtitan, LitGPT, Hydra, and Accelerate's FSDP2.
+
+axolotl, torchtitan and LitGPT are not part of the development environment: these tests are skipped
+where they are missing.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import distributed_kit
+from adamo_optim import AdamO, AngularAdamW, param_groups
+from test_how_trainers_behave import batch, network, train
+from test_trainers import BOTH, assert_same, example, hf_arguments, run_main
+
+pytestmark = pytest.mark.slow  # each of these libraries takes seconds to import
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+def rules(optimizer: Any) -> dict[str, str]:
+    return {row.name: row.rule for row in optimizer.explain()}
+
+
+# ---- transformers and axolotl ---------------------------------------------------------------
+
+
+@BOTH
+def test_transformers_makes_groups_of_the_model(tmp_path: Path, kind: Any) -> None:
+    module = example("huggingface_trainer", "transformers", "accelerate")
+    from transformers import Trainer
+
+    from adamo_optim.integrations.transformers import FromModel
+
+    def trainer() -> Any:
+        settings = {"optimizer": kind, "lr": 1e-3, "weight_decay": 1e-3}
+        return Trainer(
+            module.make_model(), hf_arguments(tmp_path), train_dataset=module.make_data(),
+            optimizer_cls_and_kwargs=(FromModel, settings),
+        )  # fmt: skip
+
+    whole, resumed = trainer(), trainer()
+    optimizer = trainer().create_optimizer()
+    assert isinstance(optimizer, kind)
+    assert rules(optimizer)[QUERY] == "scale_invariant"
+    decay = {g["rule"]: g["weight_decay"] for g in optimizer.param_groups}
+    assert decay == {"scale_invariant": 1e-3, "general": 1e-3, "low_dim": 0.0}
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert_same(whole.model.state_dict(), resumed.model.state_dict())
+
+
+def test_transformers_asks_for_a_batch_where_there_are_no_tokens() -> None:
+    from adamo_optim.integrations.transformers import FromModel
+
+    with pytest.raises(ValueError, match=r"Sequential has no config.vocab_size.*example_batch"):
+        FromModel()(network())
+    optimizer = FromModel()(network(), example_batch=batch(0), lr=1e-3)
+    assert rules(optimizer)["0.weight"] == "scale_invariant"
+
+
+def test_random_tokens_leave_model_and_random_state() -> None:
+    module = example("huggingface_trainer", "transformers")
+    from adamo_optim.integrations.transformers import FromModel
+
+    model = module.make_model()
+    kept, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    attention = model.config._attn_implementation
+    assert attention != "eager"  # which the float64 copy is examined with
+    FromModel()(model)
+    assert model.config._attn_implementation == attention
+    assert torch.equal(torch.get_rng_state(), state)
+    assert_same(kept, model.state_dict())
+
+
+def importable(name: str) -> Any:
+    """pytest.importorskip, with the library's own warnings when it is loaded left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name, exc_type=ImportError)
+
+
+def test_axolotl_plugin(tmp_path: Path) -> None:
+    base = importable("axolotl.integrations.base")
+    mixin = importable("axolotl.core.trainers.mixins.optimizer")
+    module = example("huggingface_trainer", "transformers", "accelerate")
+
+    manager = base.PluginManager.get_instance()
+    name = "adamo_optim.integrations.axolotl.AngularAdamWPlugin"
+    manager.register(name)
+    assert name in manager.plugins  # a plug-in that cannot be loaded is only logged
+    args = hf_arguments(tmp_path, max_steps=2, save_strategy="no")
+    for field in ("loraplus_lr_ratio", "embedding_lr_scale", "embedding_lr", "lr_groups"):
+        setattr(args, field, None)  # AxolotlTrainingArguments' defaults
+    trainer = mixin.OptimizerMixin(module.make_model(), args, train_dataset=module.make_data())
+    manager.post_trainer_create({}, trainer)
+    trainer.train()
+    optimizer = trainer.optimizer.optimizer
+    assert isinstance(optimizer, AngularAdamW)
+    assert rules(optimizer)[QUERY] == "scale_invariant"
+    assert {g["initial_lr"] for g in optimizer.param_groups} == {args.learning_rate}
+    assert {g["weight_decay"] for g in optimizer.param_groups} == {args.weight_decay, 0.0}
+
+
+# ---- torchtitan, LitGPT, Hydra --------------------------------------------------------------
+
+
+@BOTH
+def test_torchtitan_container(kind: Any) -> None:
+    titan = importable("torchtitan.components.optimizer")
+
+    class Container(titan.OptimizersContainer):
+        @staticmethod
+        def _resolve_optimizer_factory(name: str) -> Any:
+            return {"ours": kind}[name]
+
+    def group(pattern: str, rule: str) -> Any:
+        options = {"lr": 1e-3, "rule": rule}
+        return titan.ParamGroupConfig(
+            pattern=pattern, optimizer_name="ours", optimizer_kwargs=options
+        )
+
+    def build(model: nn.Module) -> Any:
+        groups = [group(r"^0\.weight", "scale_invariant"), group(".*", "auto")]
+        config = titan.OptimizersContainer.Config(param_groups=groups, implementation="for-loop")
+        return Container(config, model_parts=[model])
+
+    model, other = network(), network()
+    container = build(model)
+    train(model, range(4), container)
+    saved = copy.deepcopy(container.state_dict())
+    assert saved["param_groups.0.weight.rule"] == "scale_invariant"
+    other.load_state_dict(model.state_dict())
+    resumed = build(other)
+    resumed.load_state_dict(saved)
+    train(model, range(4, 8), container)
+    train(other, range(4, 8), resumed)
+    assert_same(model.state_dict(), other.state_dict())
+
+
+@BOTH
+def test_litgpt_by_string(kind: Any) -> None:
+    """It passes bare parameters: rules by shape. Its q, k and v are one weight: nothing turns."""
+    utils, litgpt = importable("litgpt.utils"), importable("litgpt.model")
+    config = litgpt.Config(
+        n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=32, norm_qk=True,
+        norm_class_name="RMSNorm", head_size=8, rotary_percentage=1.0,
+    )  # fmt: skip
+    model = litgpt.GPT(config)
+    make = utils.instantiate_torch_optimizer
+    flags = {"fused": False, "lr": 1e-3, "weight_decay": 1e-3, "betas": (0.9, 0.95), "foo": 1}
+    name = f"adamo_optim.{kind.__name__}"
+    if kind is AngularAdamW:
+        with pytest.warns(UserWarning, match="nothing turns"):
+            optimizer = make(name, model.parameters(), **flags)
+    else:
+        optimizer = make(name, model.parameters(), **flags)
+    assert isinstance(optimizer, kind)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
+    found = {row.rule for row in kind(param_groups(model, torch.randint(32, (2, 16)))).explain()}
+    assert found == {"general", "low_dim"}
+
+
+def test_hydra_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("hydra_config", "hydra", "omegaconf")
+    run_main(module, monkeypatch)
+    out = capsys.readouterr().out
+    assert "turns: scale-invariant" in out
+    first, last = (line for line in out.splitlines() if line.startswith("step"))
+    assert float(last.split()[-1]) < float(first.split()[-1])
+
+
+@BOTH
+def test_hydra_configurations(kind: Any) -> None:
+    """By `_partial_`: else Hydra makes configurations of the groups. Betas become a tuple."""
+    pytest.importorskip("hydra")
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.create({"_target_": f"adamo_optim.{kind.__name__}", "betas": [0.9, 0.95]})
+    groups = param_groups(network(), batch(0))
+    with pytest.raises(InstantiationException, match="can only optimize Tensors"):
+        instantiate(node, params=groups)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no group says which weights are scale-invariant")
+        assert isinstance(instantiate(node, params=network().parameters()), kind)
+    optimizer, by_hand = instantiate(node, _partial_=True)(groups), kind(groups, betas=node.betas)
+    assert isinstance(optimizer, kind)
+    for group, other in zip(optimizer.param_groups, by_hand.param_groups, strict=True):
+        assert group["betas"] == other["betas"] == (0.9, 0.95)
+        assert type(group["betas"]) is type(other["betas"]) is tuple
+    assert rules(optimizer)["0.weight"] == "scale_invariant"
+
+
+# ---- Accelerate's FSDP2 ---------------------------------------------------------------------
+
+
+@distributed_kit.check(2)
+def accelerate_shards_after_the_optimizer_was_built(_: Path) -> None:
+    """What ``Accelerator._prepare_fsdp2`` does, with its own ``fsdp2_switch_optimizer_parameters``.
+
+    ``Accelerator(cpu=True).prepare`` with its FSDP2 plug-in left the parameters unsharded here.
+    """
+    from accelerate.utils.fsdp_utils import fsdp2_switch_optimizer_parameters
+    from torch.distributed.fsdp import fully_shard
+
+    for kind in (AdamO, AngularAdamW):
+        plain, model = network(), network()
+        expected = kind(param_groups(plain, batch(0)), lr=1e-3)
+        optimizer = kind(param_groups(model, batch(0)), lr=1e-3)
+        optimizer.load_state_dict(optimizer.state_dict())  # so it moves the state to its device
+        old = {name: p.data_ptr() for name, p in model.named_parameters()}
+        for group in optimizer.param_groups:
+            for i, p in enumerate(group["params"]):
+                group["params"][i] = torch.empty(1, dtype=p.dtype, device=p.device)
+                group["params"][i].data_ptr = p.data_ptr()
+        fully_shard(model)
+        new = dict(model.named_parameters())
+        fsdp2_switch_optimizer_parameters(optimizer, {old[name]: new[name] for name in old})
+        assert rules(optimizer) == rules(expected)
+        train(model, range(5), optimizer)
+        train(plain, range(5), expected)
+        assert len(optimizer.state) == 5
+        for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(q.full_tensor(), p, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def on_2_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return distributed_kit.outcomes(__name__, 2, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.dist
+def test_accelerate_shards_after_the_optimizer_was_built(on_2_ranks: dict[str, str]) -> None:
+    pytest.importorskip("accelerate")
+    assert on_2_ranks == {"accelerate_shards_after_the_optimizer_was_built": ""}
