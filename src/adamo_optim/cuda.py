@@ -23,10 +23,11 @@ try:
 
     from . import cuda_rows
     from . import triton_kernels as kernels
+
     missing = ""
 except ImportError as error:  # CPU builds of torch come without Triton
     triton = None
-    missing = f"the fused CUDA kernels need Triton 3.4 or newer (torch 2.8 brings it): {error}"
+    missing = f"the fused CUDA kernels need Triton 3.4 or newer: {error}"
 
 # Entries a program works through, and has in flight at once; warps. Measured on an H200
 # (docs/log.md): a pass that only reads likes long programs, those that write many short ones.

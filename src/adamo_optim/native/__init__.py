@@ -44,7 +44,7 @@ def kernel() -> ModuleType | str:
         loader.exec_module(module)
         return module
     except AttributeError as error:  # torch without DLPack's table
-        return f"the native kernel needs a newer torch (docs/release.md): {error}"
+        return f"the native kernel needs a newer torch: {error}"
     except ImportError as error:
         return f"the native kernel is not available: {error}"
 
