@@ -27,6 +27,11 @@ FLAT_PARAMETER_HELP = (
     "see docs/troubleshooting.md."
 )
 
+# torch's check that a step may be captured in a graph; torch 2.6 has it under its first name.
+CHECK_CAPTURE: Callable[[Optimizer], None] = getattr(
+    Optimizer, "_accelerator_graph_capture_health_check", None
+) or getattr(Optimizer, "_cuda_graph_capture_health_check")  # noqa: B009 - unknown to newer torch
+
 
 class Layout:
     """The blocks in buckets by device, backend and mesh, with what they were made from."""
@@ -144,7 +149,7 @@ class Blockwise(Optimizer, ABC):
     @_use_grad_for_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update all parameters that have a gradient; ``closure`` reevaluates the loss."""
-        self._accelerator_graph_capture_health_check()
+        CHECK_CAPTURE(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():

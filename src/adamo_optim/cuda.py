@@ -23,8 +23,11 @@ try:
 
     from . import cuda_rows
     from . import triton_kernels as kernels
-except ImportError:  # CPU builds of torch come without Triton
+
+    missing = ""
+except ImportError as error:  # CPU builds of torch come without Triton
     triton = None
+    missing = f"the fused CUDA kernels need Triton 3.4 or newer: {error}"
 
 # Entries a program works through, and has in flight at once; warps. Measured on an H200
 # (docs/log.md): a pass that only reads likes long programs, those that write many short ones.
@@ -47,7 +50,7 @@ if triton is not None:
 def unsupported(p: Tensor) -> str:
     """Why the fused kernels cannot update ``p``; empty if they can."""
     if triton is None:
-        return "Triton is not installed"
+        return missing
     if p.dtype not in TYPES:
         return f"the fused CUDA kernel does not take {p.dtype}"
     if type(p) not in (Tensor, torch.nn.Parameter):

@@ -207,6 +207,7 @@ static inline Range next_tile(Range tile)
 #include "passes.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #undef VERSION
@@ -236,9 +237,16 @@ static Pass *const (*const versions[][2])[DONE] = {
     {passes_float_avx2, passes_double_avx2},
 };
 
+/* 1 if the processor has AVX2 and FMA, and the operating system keeps their registers. Not by
+   __builtin_cpu_supports, which needs a part of GCC's runtime that other linkers do not have. */
 static int best_version(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    unsigned eax, ebx, ecx, edx, kept;
+    const unsigned wanted = bit_FMA | bit_AVX | bit_OSXSAVE;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & wanted) != wanted)
+        return 0;
+    __asm__("xgetbv" : "=a"(kept), "=d"(edx) : "c"(0));
+    return (kept & 6) == 6 && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && ebx & bit_AVX2;
 }
 #else
 static Pass *const (*const versions[][2])[DONE] = {{passes_float_portable, passes_double_portable}};
