@@ -217,7 +217,7 @@ def fresh_dynamo() -> Iterator[None]:
     "ignore:`torch.jit:DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"
 )
 def test_a_schedule_compiles_nothing_again(kind: Any, tensor: bool) -> None:
-    """Both rules in one optimizer, a model and its step compiled, and eager steps to compare."""
+    """Both rules in one optimizer, its step traced by Dynamo, and eager steps to compare."""
     model, twin = network(), network()
     lr = torch.tensor(1e-3) if tensor else 1e-3
     ours = kind(param_groups(model, batch(0)), lr=lr, foreach=False)
@@ -269,7 +269,7 @@ def test_numbers_of_a_captured_graph_may_change(kind: Any) -> None:
             "weight_decay": torch.tensor(1e-3, device="cuda"),
         }
         if kind is AngularAdamW:
-            numbers.pop("weight_decay")  # torch's AdamW takes that one as a number only
+            numbers.pop("weight_decay")  # a number in torch's AdamW
         optimizer = kind(param_groups(model, batch(0).cuda()), capturable=True, **numbers)
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
