@@ -294,8 +294,9 @@ def language() -> Figure:
 
 def language_norms() -> Figure:
     """How the matrices of the character model grow."""
-    told = "matrix_norm"
-    chosen = [replace(x, runs=[r for r in x.runs if told in r.metrics[-1]]) for x in on_characters()]
+    told, chosen = "matrix_norm", []
+    for line in on_characters():
+        chosen.append(replace(line, runs=[r for r in line.runs if told in r.metrics[-1]]))
     figure, (axes,) = canvas(height=3.0)
     for line in chosen:
         band(axes, line, told)

@@ -1,4 +1,4 @@
-"""The laws in C, Triton and JAX are those of law.py: the files are current, and random numbers agree.
+"""The laws in C, Triton and JAX are law.py's: the files are current, and random numbers agree.
 
 NaN and ∞ are among the numbers: what is not finite must go the same way everywhere.
 """
