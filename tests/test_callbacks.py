@@ -221,7 +221,7 @@ def test_a_panel_needs_a_place() -> None:
 
 def test_the_table_has_a_curve_for_every_layer(capsys: Any, monkeypatch: Any) -> None:
     pytest.importorskip("rich")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     p = nn.Parameter(torch.randn(6, 5))
     optimizer = AngularAdamW([{"params": [("[w]", p)], "rule": "scale_invariant"}], lr=0.0)
     assert not print_diagnostics(optimizer, 0)  # it has not stepped
@@ -234,8 +234,8 @@ def test_the_table_has_a_curve_for_every_layer(capsys: Any, monkeypatch: Any) ->
     assert said.count("[w]") == 2
     assert "AngularAdamW, step 7" in said
     angle, norm = (optimizer.diagnostics(synchronize=True)["[w]"][x] for x in ("angle", "norm"))
-    last = [cell.strip() for cell in said.splitlines()[-2].strip("│").split("│")]
-    assert last == ["[w]", "scale_invariant", f"{angle:.4g}", "▁█", f"{norm:.4g}", "▄▄"]
+    last = next(line for line in reversed(said.splitlines()) if "[w]" in line).split()
+    assert last == ["[w]", f"{angle:.4g}", "▁█", f"{norm:.4g}", "▄▄"]
 
 
 def test_curves() -> None:

@@ -68,7 +68,7 @@ def log_diagnostics(
 def print_diagnostics(optimizer: Any, step: int, every: int = 100) -> bool:
     """Print a table of every layer's angle and norm over time, in one step out of ``every``.
 
-    The curves hold the last 32 values that were printed. Needs ``rich``.
+    The curves hold the last 16 values that were printed. Needs ``rich``.
 
     Args:
         optimizer: an AdamO or AngularAdamW that has taken a step, as it is or wrapped.
@@ -95,7 +95,7 @@ def print_diagnostics(optimizer: Any, step: int, every: int = 100) -> bool:
     history = panels.record(found)
     if not history["norm"]:
         return False
-    Console().print(panels.table(found, history, f"{type(found).__name__}, step {step}"))
+    Console().print(panels.table(history, f"{type(found).__name__}, step {step}"))
     return True
 
 

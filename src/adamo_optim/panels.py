@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from .blockwise import Blockwise
 
-KEPT = 32  # values a curve in the terminal has
+KEPT = 16  # values a curve has: the table is to fit into 80 columns
 BARS = "▁▂▃▄▅▆▇█"
 MEANINGS = {
     "angle": "how far a step turned the weight, in radians",
@@ -56,22 +56,21 @@ def record(optimizer: Blockwise) -> History:
     return history
 
 
-def table(optimizer: Blockwise, history: History, title: str) -> Any:
+def table(history: History, title: str) -> Any:
     """A ``rich`` table with a line for every parameter that has a history."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    result = Table(title=title, title_justify="left")
+    result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     result.add_column("parameter", overflow="fold")
-    result.add_column("rule")
     for quantity in history:
-        result.add_column(quantity, justify="right")
+        result.add_column(quantity, justify="right", no_wrap=True)
         result.add_column("over time", no_wrap=True)
-    rule_of = {p.name: p.rule for p in optimizer.explain()}
     for name in history["norm"]:
         curves = [curves[name] for curves in history.values()]
         cells = [cell for values in curves for cell in (f"{values[-1]:.4g}", spark(values))]
-        result.add_row(*map(Text, (name, rule_of.get(name, ""), *cells)))
+        result.add_row(*map(Text, (name, *cells)))
     return result
 
 
