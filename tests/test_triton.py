@@ -97,7 +97,7 @@ def adamw_step(optimizer: AngularAdamW) -> None:
         for group, following in zip(
             optimizer.param_groups, optimizer._layout.following, strict=True
         ):
-            following.step(group, optimizer._init_group, optimizer.state)
+            following.step(group, optimizer)
 
 
 @pytest.mark.parametrize(

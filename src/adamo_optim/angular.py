@@ -114,7 +114,7 @@ class AngularAdamW(Blockwise, AdamW):
         amp = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
         for group, following in zip(self.param_groups, self._layout.following, strict=True):
             if following.params:
-                following.step(group, self._init_group, self.state, **amp)
+                following.step(group, self, **amp)
         self._run(works)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

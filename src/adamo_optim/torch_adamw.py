@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+from torch.optim import Adam, AdamW
 from torch.optim.adamw import adamw
 from torch.utils._foreach_utils import (
     _get_foreach_kernels_supported_devices,
@@ -21,6 +22,7 @@ from .dtensor import local, mesh_of
 from .geometry import is_dense
 
 NATIVE = (Tensor, torch.nn.Parameter)
+INIT_GROUP: Callable[..., bool] = Adam._init_group  # AdamW's since 2.7, and the same in 2.6
 GRADIENT, IS_SPARSE = attrgetter("grad"), attrgetter("is_sparse")
 
 
@@ -37,14 +39,8 @@ class Following:
         self.states: list[dict[str, Any]] = []
         self.entries: list[Any] = []
 
-    def step(
-        self,
-        group: dict[str, Any],
-        init_group: Callable[..., bool],
-        state: Mapping[Tensor, dict[str, Any]],
-        **amp: Tensor | None,
-    ) -> None:
-        """One step of AdamW; ``init_group`` is torch's own, which makes the lists and the state."""
+    def step(self, group: dict[str, Any], optimizer: AdamW, **amp: Tensor | None) -> None:
+        """One step of AdamW; torch makes the lists and the state."""
         # As Dynamo does with torch's own optimizers: a count on the host would be a constant.
         compiling = torch.compiler.is_compiling()
         capturable = group["capturable"] or compiling
@@ -55,7 +51,7 @@ class Following:
         lists: list[list[Tensor]] = [[] for _ in range(6)]
         fused = self.fused
         those = {**group, "params": self.params, "fused": fused, "capturable": capturable}
-        has_complex = init_group(those, *lists)
+        has_complex = INIT_GROUP(optimizer, those, *lists)
         if fused and group["fused"] is None and not laid_out_alike(*lists[:2]):
             fused = None  # torch's own default, which takes any layout
         adamw(
@@ -70,7 +66,7 @@ class Following:
             **amp,
         )
         if self.fused and not compiling:
-            self.keep(lists, state)
+            self.keep(lists, optimizer.state)
 
     def keep(self, lists: list[list[Tensor]], state: Mapping[Tensor, dict[str, Any]]) -> None:
         """The lists for the next steps, if they are of all parameters and of one kind."""
