@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -22,7 +22,7 @@ from .dtensor import local, mesh_of
 from .geometry import is_dense
 
 NATIVE = (Tensor, torch.nn.Parameter)
-INIT_GROUP: Callable[..., bool] = Adam._init_group  # AdamW's since 2.7, and the same in 2.6
+ADAM: Any = Adam  # its lists are AdamW's since torch 2.7, and the same in 2.6
 GRADIENT, IS_SPARSE = attrgetter("grad"), attrgetter("is_sparse")
 
 
@@ -51,7 +51,7 @@ class Following:
         lists: list[list[Tensor]] = [[] for _ in range(6)]
         fused = self.fused
         those = {**group, "params": self.params, "fused": fused, "capturable": capturable}
-        has_complex = INIT_GROUP(optimizer, those, *lists)
+        has_complex = ADAM._init_group(optimizer, those, *lists)
         if fused and group["fused"] is None and not laid_out_alike(*lists[:2]):
             fused = None  # torch's own default, which takes any layout
         adamw(
