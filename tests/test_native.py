@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -489,6 +490,30 @@ def test_two_python_threads_may_step_at_once(threads: Callable[[int], None]) -> 
         worker.join()
     for optimizer in optimizers:
         assert_same_bits(optimizer, expected)
+
+
+@pytest.fixture
+def without_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A second kernel, loaded by a torch that looks like one older than DLPack's table."""
+    file = kernel().__file__
+    assert file is not None
+    monkeypatch.delattr(Tensor, "__dlpack_c_exchange_api__", raising=False)
+    monkeypatch.setenv("ADAMO_NATIVE_LIBRARY", shutil.copy(file, tmp_path))
+    native.kernel.cache_clear()
+    assert kernel().__file__ != file
+    yield
+    native.kernel.cache_clear()
+
+
+@MAKERS
+def test_an_older_torch_steps_to_the_same_bits(
+    make: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    usual = train(make(parameters(SIZES)), 3)
+    request.getfixturevalue("without_the_table")
+    assert_same_bits(train(make(parameters(SIZES)), 3), usual)
+    with pytest.raises(TypeError, match=r"expected a torch\.Tensor"):
+        kernel().laws(1, 2, 3, 4, [], False)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

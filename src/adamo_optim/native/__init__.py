@@ -43,8 +43,6 @@ def kernel() -> ModuleType | str:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
         return module
-    except AttributeError as error:  # torch without DLPack's table
-        return f"the native kernel needs a newer torch: {error}"
     except ImportError as error:
         return f"the native kernel is not available: {error}"
 

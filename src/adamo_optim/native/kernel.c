@@ -512,7 +512,7 @@ static bool run(Member *members, int64_t count, const Table *table, int threads,
 
 /* ---- from Python ---------------------------------------------------------------------------------- */
 
-static bool read_table(PyObject *matrices[MATRICES], bool turns, Table *table)
+static bool read_table(PyObject *matrices[MATRICES], bool turns, Table *table, PyObject *kept)
 {
     const size_t sizes[2][MATRICES] = {
         {sizeof(Options), sizeof(Traits), sizeof(Memory), sizeof(Row)},
@@ -520,7 +520,7 @@ static bool read_table(PyObject *matrices[MATRICES], bool turns, Table *table)
     for (int k = 0; k < MATRICES; k++) {
         DLTensor x;
         Type type;
-        if (!view(matrices[k], &x, &type))
+        if (!view(matrices[k], &x, &type, kept))
             return false;
         const int64_t rows = (int64_t)(sizes[turns][k] / sizeof(double));
         if (x.ndim != 2 || x.shape[0] != rows || type != FLOAT64 || !is_contiguous(&x)
@@ -544,7 +544,8 @@ typedef struct {
 } Lists;
 
 /* The tensors of parameter i. `odd` is set when their layouts do not fit; an error returns false. */
-static bool read_tensors(Member *member, const Lists *lists, Py_ssize_t i, bool *odd)
+static bool read_tensors(
+    Member *member, const Lists *lists, Py_ssize_t i, PyObject *kept, bool *odd)
 {
     DLTensor x[TENSORS];
     Type type[TENSORS];
@@ -553,7 +554,7 @@ static bool read_tensors(Member *member, const Lists *lists, Py_ssize_t i, bool 
         count = PyList_GetItem(lists->tensors[PREVIOUS], i) == Py_None ? PREVIOUS : TENSORS;
     for (int k = 0; k < count; k++) {
         PyObject *tensor = PyList_GetItem(lists->tensors[k], i);
-        if (!tensor || !view(tensor, &x[k], &type[k]))
+        if (!tensor || !view(tensor, &x[k], &type[k], kept))
             return false;
     }
     const Type real = type[W] == FLOAT64 ? FLOAT64 : FLOAT32;
@@ -621,14 +622,15 @@ static bool read_numbers(Member *member, const Lists *lists, Py_ssize_t i, int64
 
 /* All parameters. Returns the list of the odd ones, NULL on error. */
 static PyObject *read_members(
-    Member *members, const Lists *lists, const Table *table, bool turns, double inverse_scale)
+    Member *members, const Lists *lists, const Table *table, bool turns, double inverse_scale,
+    PyObject *kept)
 {
     PyObject *odd_ones = PyList_New(0);
     for (Py_ssize_t i = 0; odd_ones && i < PyList_Size(lists->columns); i++) {
         Member *member = &members[i];
         member->turns = turns;
         member->inverse_scale = inverse_scale;
-        bool odd = false, bad = !read_tensors(member, lists, i, &odd);
+        bool odd = false, bad = !read_tensors(member, lists, i, kept, &odd);
         bad = bad || !read_numbers(member, lists, i, table->columns);
         if (odd) {
             PyObject *index = PyLong_FromSsize_t(i);
@@ -643,12 +645,11 @@ static PyObject *read_members(
 
 /* ---- what Python calls -------------------------------------------------------------------------- */
 
-/* The part of `step` and `turn` that is the same. Columns that are not in the lists are left alone. */
-static PyObject *update(const Lists *lists, PyObject *matrices[MATRICES], bool turns,
-                        double inverse_scale, int threads, int phase)
+static PyObject *update_keeping(const Lists *lists, PyObject *matrices[MATRICES], bool turns,
+                                double inverse_scale, int threads, int phase, PyObject *kept)
 {
     Table table = {0};
-    if (!read_table(matrices, turns, &table))
+    if (!read_table(matrices, turns, &table, kept))
         return NULL;
     const Py_ssize_t count = PyList_Size(lists->columns);
     const bool needs_flags = phase != REDUCE && phase != DONE;
@@ -659,7 +660,7 @@ static PyObject *update(const Lists *lists, PyObject *matrices[MATRICES], bool t
     Member *members = calloc((size_t)count + 1, sizeof *members);
     if (!members)
         return PyErr_NoMemory();
-    PyObject *odd_ones = read_members(members, lists, &table, turns, inverse_scale);
+    PyObject *odd_ones = read_members(members, lists, &table, turns, inverse_scale, kept);
     if (odd_ones && PyList_Size(odd_ones) == 0) {
         bool enough_memory;
         Py_BEGIN_ALLOW_THREADS
@@ -671,6 +672,17 @@ static PyObject *update(const Lists *lists, PyObject *matrices[MATRICES], bool t
         }
     }
     free(members);
+    return odd_ones;
+}
+
+/* The part of `step` and `turn` that is the same. Columns that are not in the lists are left alone. */
+static PyObject *update(const Lists *lists, PyObject *matrices[MATRICES], bool turns,
+                        double inverse_scale, int threads, int phase)
+{
+    PyObject *kept = PyList_New(0), *odd_ones = NULL;
+    if (kept)
+        odd_ones = update_keeping(lists, matrices, turns, inverse_scale, threads, phase, kept);
+    Py_XDECREF(kept);
     return odd_ones;
 }
 
@@ -727,8 +739,12 @@ static PyObject *laws(PyObject *module, PyObject *args)
     int turns;
     Table table = {0};
     if (!PyArg_ParseTuple(args, "OOOOO!p", &matrices[OPTIONS], &matrices[TRAITS],
-            &matrices[MEMORY], &matrices[RECORD], &PyList_Type, &active, &turns)
-        || !read_table(matrices, turns, &table))
+            &matrices[MEMORY], &matrices[RECORD], &PyList_Type, &active, &turns))
+        return NULL;
+    PyObject *kept = PyList_New(0);
+    const bool good = kept && read_table(matrices, turns, &table, kept);
+    Py_XDECREF(kept);
+    if (!good)
         return NULL;
     if (PyList_Size(active) != table.columns) {
         PyErr_SetString(PyExc_ValueError, "expected one flag per block");

@@ -1,8 +1,9 @@
 /* Torch tensors seen from C, without torch's headers.
 
    torch.Tensor carries a table of C functions, DLPack's exchange interface, one of which fills in
-   a DLTensor (pointer, type, shape, strides) for a Python tensor in a few nanoseconds. The
-   structures below are that standard's, version 1.x: https://dmlc.github.io/dlpack/latest/ */
+   a DLTensor (pointer, type, shape, strides) for a Python tensor in a few nanoseconds. An
+   older torch has no table, but makes a capsule with a DLTensor, in a microsecond. The structures
+   below are that standard's, version 1.x: https://dmlc.github.io/dlpack/latest/ */
 
 #ifndef ADAMO_TENSORS_H
 #define ADAMO_TENSORS_H
@@ -32,41 +33,56 @@ enum { DL_CPU = 1, DL_CUDA_HOST = 3, DL_FLOAT = 2, DL_BFLOAT = 4 };
 
 typedef enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 } Type;
 
-static const DLPackExchangeAPI *exchange;
+static const DLPackExchangeAPI *exchange; /* NULL: this torch has no table */
+static PyObject *to_dlpack;               /* torch's function that makes a capsule */
 static PyTypeObject *tensor_type;
 
-/* Find torch's table; false with a Python error when this torch has none we know. */
+/* Find what torch offers; false with a Python error when it is nothing we know. */
 static bool connect_torch(void)
 {
-    PyObject *torch = PyImport_ImportModule("torch");
-    PyObject *tensor = torch ? PyObject_GetAttrString(torch, "Tensor") : NULL;
-    PyObject *capsule = tensor ? PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__") : NULL;
+    PyObject *torch = PyImport_ImportModule("torch.utils.dlpack");
+    to_dlpack = torch ? PyObject_GetAttrString(torch, "to_dlpack") : NULL;
     Py_XDECREF(torch);
-    if (capsule) {
-        exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-        Py_DECREF(capsule);
-    }
-    if (!capsule || !exchange) {
-        Py_XDECREF(tensor);
+    torch = to_dlpack ? PyImport_ImportModule("torch") : NULL;
+    PyObject *tensor = torch ? PyObject_GetAttrString(torch, "Tensor") : NULL;
+    Py_XDECREF(torch);
+    if (!tensor)
         return false;
+    tensor_type = (PyTypeObject *)tensor; /* kept for good, as torch is */
+    PyObject *capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
+    if (!capsule) {
+        PyErr_Clear();
+        return true;
     }
-    if (exchange->version.major != 1 || !exchange->view) {
-        Py_DECREF(tensor);
+    exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_DECREF(capsule);
+    if (exchange && (exchange->version.major != 1 || !exchange->view)) {
         PyErr_SetString(PyExc_ImportError, "this torch has another version of DLPack than 1.x");
         return false;
     }
-    tensor_type = (PyTypeObject *)tensor; /* kept for good, as torch is */
-    return true;
+    return exchange != NULL;
+}
+
+/* The same without the table. The shape lives in the capsule, and the capsule in the list `kept`. */
+static bool view_of_capsule(PyObject *object, DLTensor *tensor, PyObject *kept)
+{
+    PyObject *capsule = PyObject_CallFunctionObjArgs(to_dlpack, object, NULL);
+    const DLTensor *seen = capsule ? PyCapsule_GetPointer(capsule, "dltensor") : NULL;
+    const bool good = seen && PyList_Append(kept, capsule) == 0;
+    if (good)
+        *tensor = *seen; /* the first entry of a DLManagedTensor */
+    Py_XDECREF(capsule);
+    return good;
 }
 
 /* What `object` holds; false with a Python error when it is no CPU tensor of a type we know. */
-static bool view(PyObject *object, DLTensor *tensor, Type *type)
+static bool view(PyObject *object, DLTensor *tensor, Type *type, PyObject *kept)
 {
     if (!PyType_IsSubtype(Py_TYPE(object), tensor_type)) {
         PyErr_SetString(PyExc_TypeError, "expected a torch.Tensor");
         return false;
     }
-    if (exchange->view(object, tensor))
+    if (exchange ? exchange->view(object, tensor) != 0 : !view_of_capsule(object, tensor, kept))
         return false;
     tensor->data = (char *)tensor->data + tensor->byte_offset;
     const int code = tensor->dtype.code, bits = tensor->dtype.bits;
