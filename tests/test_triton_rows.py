@@ -11,7 +11,8 @@ from oracle import RELATIVE, ROW_CASES, Case, adamo_for, compare, expected_end, 
 from test_triton import fused_step, give_gradients, parameters
 
 cuda = pytest.importorskip("adamo_optim.cuda")
-pytest.importorskip("triton")
+if cuda.missing:
+    pytest.skip(cuda.missing, allow_module_level=True)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:weight_decay=.*of every weight:UserWarning"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests/test_gpu.py runs them for real"),

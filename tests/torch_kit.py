@@ -114,6 +114,8 @@ class Entry:
         capturable = options.get("capturable", False)
         if capturable and device == "cpu":
             return False
+        if torch.__version__ < (2, 10) and isinstance(options.get("betas", (0,))[0], Tensor):
+            return False
         has_tensors = isinstance(options.get("lr"), Tensor)
         return not (options.get("foreach") and has_tensors and not capturable)
 
