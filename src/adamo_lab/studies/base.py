@@ -58,10 +58,13 @@ def arms(*optimizers: str) -> tuple[Arm, ...]:
     return tuple(arm(name) for name in optimizers)
 
 
-def trials(optimizer: str, **axes: Sequence[Any]) -> tuple[Arm, ...]:
+def trials(
+    optimizer: str, name: str = "", label: str = "", **axes: Sequence[Any]
+) -> tuple[Arm, ...]:
     """A row for every combination of values: ``trials("adamw", lr=(1e-3, 2e-3), …)``."""
     return tuple(
-        arm(optimizer, **dict(zip(axes, values, strict=True))) for values in product(*axes.values())
+        arm(optimizer, name, label, **dict(zip(axes, values, strict=True)))
+        for values in product(*axes.values())
     )
 
 

@@ -7,10 +7,12 @@ to run on seeds that no trial has seen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .base import Arm, Metric, Runs, Study, trials
 
+ACCURACY = Metric("test_accuracy", "test accuracy", percent=True)
 LOSS = Metric("valid_loss", "validation loss", higher_is_better=False, digits=4)
 HELD_OUT = Metric("valid_accuracy", "held-out accuracy", percent=True)
 
@@ -19,27 +21,55 @@ TINY = {"layers": 12, "heads": 3, "width": 192, "patch": 4, "holdout": 5000, "ev
 ORDINARY = {"schedule": "cosine", "swa": False, "smoothing": 0.0, "holdout": 5000, "every": 5}
 
 
+def angles(**axes: Sequence[Any]) -> tuple[Arm, ...]:
+    """AngularAdamW with both units of the angle: the fixed one, and the initial norm."""
+    own = ("angular_initial", "AngularAdamW, initial norm")
+    return (*trials("angular", **axes), *trials("angular", *own, **axes, angular_rms=(None,)))
+
+
 def tuned(decays: tuple[float, ...], *others: str) -> tuple[Arm, ...]:
-    """AdamW, both units of AngularAdamW's angle and ``others``, each at the same eight settings."""
+    """AdamW, AngularAdamW and ``others``, each at the same eight settings."""
     axes: dict[str, Any] = {"lr": RATES, "weight_decay": decays}
-    rows = [trials("adamw", **axes), trials("angular", **axes)]
-    rows += [trials("angular", **axes, angular_rms=(None,))]
-    rows += [trials(name, **axes) for name in others]
     edges: dict[str, Any] = {"lr": EDGES, "weight_decay": decays[:1]}
-    rows += [trials("adamw", **edges), trials("angular", **edges)]
-    rows += [trials("angular", **edges, angular_rms=(None,))]
+    rows = [trials("adamw", **axes), angles(**axes), *(trials(name, **axes) for name in others)]
+    rows += [trials("adamw", **edges), angles(**edges)]
     return tuple(one for row in rows for one in row)
 
 
-def faster(decay: float) -> tuple[Arm, ...]:
+def faster(decay: float, *rates: float, factors: Sequence[float] = (2.0, 4.0, 10.0)) -> list[Arm]:
     """The control: AdamW, with a faster rate for exactly the weights that AngularAdamW turns."""
-    return trials("adamw", lr=(1e-3, 2e-3), weight_decay=(decay,), turning_lr=(2.0, 4.0, 10.0))
+    return [
+        one
+        for n in factors
+        for one in trials(
+            *("adamw", f"adamw_turning_{n:g}", f"AdamW, {n:g} times the rate on what turns"),
+            lr=rates or (1e-3, 2e-3),
+            weight_decay=(decay,),
+            turning_lr=(n,),
+        )
+    ]
 
 
 def bounds(decay: float) -> tuple[Arm, ...]:
     """Other bounds of the angle."""
-    return trials("angular", lr=(2e-3,), weight_decay=(decay,), max_angle=(0.03, 0.1))
+    own = ("angular_bounds", "AngularAdamW, other bounds")
+    return trials("angular", *own, lr=(2e-3,), weight_decay=(decay,), max_angle=(0.03, 0.1))
 
+
+# Rates over two decades, with the schedules that people use.
+WIDE: dict[str, Any] = {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "weight_decay": (0.1,)}
+SCHEDULES = ("constant", "step", "cosine")
+SMALL: dict[str, Any] = {  # on the text that every Python has
+    "text": "topics",
+    "layers": 2,
+    "heads": 4,
+    "width": 96,
+    "context": 64,
+    "batch": 32,
+    "precision": "float32",
+    "judge": "test",
+}
+SMALL_RATES = (2e-3, 4e-3, 8e-3)
 
 EVIDENCE = (
     Study(
@@ -86,5 +116,36 @@ EVIDENCE = (
         ),
         metrics=(HELD_OUT,),
         seeds=(0,),
+    ),
+    Study(
+        name="evidence-digits",
+        title="Any learning rate, any schedule, with BatchNorm",
+        about="Handwritten digits, 20 epochs, decay 0.1: does a weight that turns outrun "
+        "BatchNorm's statistics?",
+        kind="trials",
+        runs=tuple(
+            Runs("digits", 20, (*trials("adamw", **WIDE), *angles(**WIDE)), {"schedule": schedule})
+            for schedule in SCHEDULES
+        ),
+        metrics=(ACCURACY,),
+        seeds=(0, 1, 2, 3, 4),
+    ),
+    Study(
+        name="evidence-small-gpt",
+        title="A small GPT: the rotation, or only a faster rate?",
+        about="Two layers of width 96, QK-norm, 500 steps on the text of Python's help().",
+        kind="trials",
+        runs=(
+            Runs(
+                *("gpt", 50),
+                (
+                    *trials("adamw", lr=SMALL_RATES, weight_decay=(0.1,)),
+                    *angles(lr=SMALL_RATES, weight_decay=(0.1,)),
+                    *faster(0.1, *SMALL_RATES, factors=(4.0, 10.0)),
+                ),
+                SMALL,
+            ),
+        ),
+        metrics=(Metric("test_loss", "test loss", higher_is_better=False, digits=4),),
     ),
 )

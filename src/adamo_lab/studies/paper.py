@@ -139,18 +139,44 @@ TABLE3 = Study(
     ),
 )
 
-LANGUAGE_ROWS = arms("adam", "adamw", "adamp", "adamo_paper", "adamo")
+LANGUAGE_ARMS = arms("adam", "adamw", "adamp", "adamo_paper", "adamo")
 LANGUAGE = Study(
     name="language",
     title="Language models",
     about="A small GPT on Tiny Shakespeare (characters) and WikiText-2 (words).",
-    runs=tuple(Runs("language", 50, LANGUAGE_ROWS, {"corpus": corpus}) for corpus in CORPORA),
+    runs=tuple(Runs("language", 50, LANGUAGE_ARMS, {"corpus": corpus}) for corpus in CORPORA),
     metrics=(LOSS, Metric("valid_perplexity", "perplexity", higher_is_better=False)),
     claims=claims(
         *("abstract", LOSS.key),
         {
             "AdamO generalizes better than AdamW on language tasks.": "adamo_paper < adamw",
             "AdamO generalizes better than AdamP on language tasks.": "adamo_paper < adamp",
+        },
+    ),
+)
+
+# Every row of a matrix as a block of its own.
+BY_ROWS = Study(
+    name="language-rows",
+    title="AdamO by rows, on text",
+    about='The language model on Tiny Shakespeare again, with block="row".',
+    runs=(
+        Runs(
+            *("language", 50),
+            (
+                arm("adamw"),
+                *(arm("adamo"), arm("adamo", "adamo_rows", "AdamO by rows", block="row")),
+                arm("adamo_paper", "adamo_paper_rows", "AdamO (paper) by rows", block="row"),
+            ),
+            {"corpus": "shakespeare"},
+        ),
+    ),
+    metrics=(LOSS,),
+    claims=claims(
+        *(OURS, LOSS.key),
+        {
+            "On characters AdamO by rows has a lower loss than by tensors.": "adamo_rows < adamo",
+            "On characters AdamO by rows has a lower loss than AdamW.": "adamo_rows < adamw",
         },
     ),
 )
@@ -332,5 +358,6 @@ def premise(task: str) -> Study:
 
 PAPER = (
     *(TABLE1, TABLE2, TABLE3, FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, LANGUAGE),
+    BY_ROWS,
     *map(premise, PREMISE_TASKS),
 )
