@@ -23,11 +23,13 @@ from tables import commit_of, settled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from adamo_lab.figures.curves import best_by_rate
 from adamo_lab.figures.look import DPI, INK, WIDTH, canvas, log_axis, style
 from adamo_lab.grids import grids
 from adamo_lab.optimizers import REGISTRY
 from adamo_lab.records import Record
 from adamo_lab.runs import Line, show, telling
+from adamo_lab.tables import columns_of
 from adamo_lab.tasks.cifar100 import FULL
 from adamo_optim import AdamO, AngularAdamW, param_groups
 
@@ -368,6 +370,29 @@ def accuracies(line: Line) -> list[float]:
     return [100 * value for value in line.values("swa_test_accuracy") if value is not None]
 
 
+def gpt_rates() -> Figure:
+    """Validation loss on enwik8 over the learning rate, each at its better decay."""
+    (group,) = settled("evidence-gpt")
+    looks = {
+        "adamw": (ADAMW, "--", "o"),
+        "angular": (ANGULAR, "-", "o"),
+        "angular_initial": (ANGULAR, ":", "o"),
+        "adamw_turning_10": (ADAMW, "", "D"),
+    }
+    metric = columns_of(group)[0]
+    figure, (axes,) = canvas(height=3.6)
+    for name, (colour, line, marker) in looks.items():
+        curve = best_by_rate(group.named(name), metric)
+        losses = [ours.mean for _, ours in curve.values()]
+        label = next(iter(curve.values()))[0].title
+        axes.plot([*curve], losses, linestyle=line, marker=marker, color=colour, label=label)
+    log_axis(axes, "x")
+    axes.set(xlabel=f"learning rate   ({about(group.lines)})", ylim=(1.025, 1.185))
+    axes.set_title("GPT of 38 M on enwik8: validation loss, lower is better")
+    figure.legend(loc="outside lower center", ncols=1)
+    return figure
+
+
 def speed() -> Figure:
     """How long a step keeps the GPU busy, in multiples of fused AdamW, on GPT-124M shapes."""
     bench = json.loads((ROOT / "results" / "bench" / "bench-cuda.json").read_text())
@@ -430,6 +455,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "language-norms": language_norms,
     "cifar100": cifar100,
     "accuracy": accuracy,
+    "gpt-rates": gpt_rates,
     "sensitivity-cifar100": sensitivity,
     "speed": speed,
 }

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from adamo_lab.claims import Judged, in_brief
+from adamo_lab.figures.curves import best_by_rate
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
 from adamo_lab.optimizers import ADAMO
 from adamo_lab.records import SUFFIX, Record, load
-from adamo_lab.runs import Group, Line, groups, telling
+from adamo_lab.runs import Group, Line, capitalized, groups, telling
 from adamo_lab.studies import STUDIES, Study
 from adamo_lab.studies.paper import PREMISE_TASKS
-from adamo_lab.tables import heading, number
+from adamo_lab.tables import columns_of, heading, number, spread
 from adamo_lab.verdicts import FAILS, HOLDS, OPEN, after_correction
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ def group_table(
     for line in group.lines:
         cells = []
         for column, (_, factor, digits) in columns.items():
-            cells.append(spread(line.values(column), factor, digits))
+            cells.append(mean_and_sd(line.values(column), factor, digits))
             if column in known:
                 theirs = printed.get(line.name, {}).get(column)
                 cells.append(stated(theirs, factor, digits) if theirs else "–")
@@ -101,18 +102,16 @@ def sensitivity(name: str) -> str:
     rows = [["optimizer", "settings", "best, %", "at", "within 1 point", "in one region", "n"]]
     for grid in grids(group):
         shares = [grid_values(group, grid.line.name, key) for key in GRID_METRICS]
-        rows.append([
-            grid.line.title, str(grid.count), f"{100 * grid.best:.1f}",
-            grid.best_setting, *(f"{spread(x, 100, 0)} %" if x else grid.finding for x in shares),
-            str(len(shares[0])),
-        ])  # fmt: skip
+        told = [f"{mean_and_sd(x, 100, 0)} %" if x else grid.finding for x in shares]
+        best = [f"{100 * grid.best:.1f}", grid.best_setting]
+        rows.append([grid.line.title, str(grid.count), *best, *told, str(len(shares[0]))])
     return table(rows)
 
 
-def best_trials() -> str:
+def best_trials(*names: str) -> str:
     """Of every optimizer's trials on a task, how many there are and the best; all are one run."""
     rows = [["task", "optimizer", "trials", "measured", "best", "at"]]
-    for name in ("tuning-cifar100", "tuning-grokking", "tuning-language"):
+    for name in names:
         metric, where = STUDIES[name].metrics[0], STUDIES[name].title.removeprefix("Tuning on ")
         for group in settled(name):
             for title in dict.fromkeys(line.title for line in group.lines):
@@ -125,6 +124,32 @@ def best_trials() -> str:
                     heading(metric), number(value, metric), settings(line, group),
                 ])  # fmt: skip
     return table(rows)
+
+
+def by_rate(name: str) -> str:
+    """A row an optimizer, a column a learning rate: the best of the other settings tried there."""
+    found = settled(name)
+    return "".join(rates_table(group, len(found) > 1) for group in found)
+
+
+def rates_table(group: Group, titled: bool) -> str:
+    metric, rows = columns_of(group)[0], []
+    by_name = {x.name: best_by_rate(group.named(x.name), metric) for x in group.lines}
+    rates = sorted({rate for curve in by_name.values() for rate in curve})
+    best = {r: metric.better(c[r][1].mean or 0 for c in by_name.values() if r in c) for r in rates}
+    for name, curve in by_name.items():
+        title, cells = group.named(name)[0].title, []
+        for rate in rates:
+            ours = curve[rate][1] if rate in curve else None
+            text = spread(ours.mean, ours.sd, metric) if ours else "–"
+            cells.append(f"**{text}**" if ours and ours.mean == best[rate] else text)
+        rows.append([title, *cells])
+    n = max(len(line.runs) for line in group.lines)
+    heads = [["optimizer", *(f"lr {rate:g}" for rate in rates)]]
+    title = f"\n**{capitalized(group.label)}**\n\n" if titled else ""
+    seeds = "one seed" if n == 1 else f"means ± standard deviations of {n} seeds"
+    said = f"{capitalized(heading(metric))}, {seeds}. Hardware: {facts_of(group.runs, 'device')}."
+    return f"{title}{table([*heads, *rows])}\n{said} {commits_of(group.runs)}\n"
 
 
 PREMISE = {  # a result: its title, and how many digits
@@ -141,7 +166,7 @@ def premise() -> str:
     for task, (*_, name) in PREMISE_TASKS.items():
         (group,) = settled(f"premise-{task}")
         for line in group.lines:
-            cells = (spread(line.values(key), 100, n) for key, (_, n) in PREMISE.items())
+            cells = (mean_and_sd(line.values(key), 100, n) for key, (_, n) in PREMISE.items())
             rows.append([name, line.title, *cells, str(len(line.runs))])
             seen += line.runs
     devices = ", ".join(sorted({run.environment["device"] for run in seen}))
@@ -149,7 +174,11 @@ def premise() -> str:
 
 
 def facts(line: Line, key: str) -> str:
-    return ", ".join(sorted({run.environment[key] for run in line.runs}))
+    return facts_of(line.runs, key)
+
+
+def facts_of(runs: Sequence[Record], key: str) -> str:
+    return ", ".join(sorted({run.environment[key] for run in runs}))
 
 
 ALWAYS = ("lr", "weight_decay")
@@ -178,7 +207,7 @@ def show(value: Any) -> str:
     return f"({', '.join(f'{k} {v}' for k, v in value.items())})"
 
 
-def spread(values: list[float | None], factor: float, digits: int) -> str:
+def mean_and_sd(values: list[float | None], factor: float, digits: int) -> str:
     """Mean ± standard deviation; a run without a value never got there."""
     found = [factor * value for value in values if value is not None]
     if not found:
@@ -251,7 +280,13 @@ TABLES: dict[str, Callable[[], str]] = {
             "test_accuracy": ("test accuracy, %", 100, 1),
         },
     ),
-    "tuning": best_trials,
+    "tuning": lambda: best_trials("tuning-cifar100", "tuning-grokking", "tuning-language"),
+    "evidence": lambda: best_trials("evidence-gpt", "evidence-vit"),
+    "evidence-gpt": lambda: by_rate("evidence-gpt"),
+    "evidence-vit": lambda: by_rate("evidence-vit"),
+    "evidence-digits": lambda: by_rate("evidence-digits"),
+    "evidence-small-gpt": lambda: by_rate("evidence-small-gpt"),
+    "language-rows": lambda: study("language-rows", {"valid_loss": ("validation loss", 1, 3)}),
     "premise": premise,
     "fig4": lambda: sensitivity("fig4"),
     "fig4-digits": lambda: sensitivity("fig4-digits"),

@@ -344,6 +344,7 @@ def test_todays_code_can_rerun_all_of_a_study(study: Study) -> None:
     assert {c.id for c in runs} <= {c.id for c in study.configs(Request(tuple(seeds)))}
     for config in runs:
         assert {*config.hyper} <= legal_arguments(config.optimizer), config.id
+        assert study.arm(config), config.id
     missing = [c for c in study.configs(Request(study.seeds)) if c.id not in kept(study.name)]
     if study.name in UNDER_WAY:
         assert missing  # else it is no longer

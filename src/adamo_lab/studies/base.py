@@ -23,7 +23,7 @@ from itertools import product
 from typing import Any
 
 from ..optimizers import REGISTRY, settings
-from ..records import RunConfig
+from ..records import RunConfig, canonical
 from ..tasks import all_options
 
 HELD_OUT_OF_MADE_UP = 500  # images; a study's own number may be more than there are
@@ -160,9 +160,9 @@ class Study:
 
     def arm(self, config: RunConfig) -> Arm | None:
         """The row that a run belongs to; one with other hyper-parameters has none."""
-        hyper = dict(config.hyper)
+        hyper = canonical(dict(config.hyper))  # a pair is a list in a file
         for runs in (r for r in self.runs if r.task == config.task):
             for one in (a for a in runs.arms if a.optimizer == config.optimizer):
-                if settings(runs.task, one.optimizer, one.hyper) == hyper:
+                if canonical(settings(runs.task, one.optimizer, one.hyper)) == hyper:
                     return one
         return None
