@@ -8,6 +8,7 @@ paper's only measure there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .base import Arm, Metric, Runs, Study, arm, trials
@@ -64,6 +65,25 @@ TEXT_ARMS = (
     *trials("adamp", lr=RATES, weight_decay=DECAYS),
 )
 
+# The paper prints neither τ_target nor β_τ, nor whether the schedule moves η_ρ, nor a reason for δ
+# to wait until epoch 200. Its η_ρ is 6.25 times its η_θ.
+SCHEDULED = {"radial_lr": None, "radial_lr_ratio": 6.25}
+FROM_THE_FIRST = {"late": {}, "delta": 0.1, "wd_ratio": 0.5}
+TARGETS = (1e-4, 1e-2, 1.0, 1e2, 1e4)
+
+
+def reading(name: str, label: str, targets: Sequence[float], **changes: Any) -> list[Arm]:
+    """The paper's AdamO, read in one way, at several τ_target."""
+    return [arm("adamo_paper", name, label, curvature_target=x, **changes) for x in targets]
+
+
+CONSTANTS = (
+    *reading("adamo_paper", "AdamO (paper)", TARGETS),
+    *reading("scheduled", "η_ρ follows the schedule", TARGETS[1:], **SCHEDULED),
+    *reading("projected", "δ from the first epoch", TARGETS[2:4], **FROM_THE_FIRST),
+    *reading("slow", "β_τ = 0.99", TARGETS[2:3], curvature_beta=0.99),
+)
+
 TUNING = (
     Study(
         name="tuning-cifar100",
@@ -81,6 +101,15 @@ TUNING = (
             Metric("swa_valid_loss", "SWA loss", higher_is_better=False, digits=3),
             Metric("valid_accuracy", "final", percent=True),
         ),
+        seeds=(0,),
+    ),
+    Study(
+        name="constants",
+        title="What the paper does not print",
+        about="The paper's AdamO on CIFAR-100 in twelve readings, judged by 5,000 held-out images.",
+        kind="trials",
+        runs=(Runs("cifar100", FULL, CONSTANTS, {"holdout": 5000, "every": 5}),),
+        metrics=(Metric("swa_valid_accuracy", "SWA", percent=True),),
         seeds=(0,),
     ),
     Study(
