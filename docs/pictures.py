@@ -399,11 +399,12 @@ def speed() -> Figure:
     found = bench["networks"]["gpt-124m"]["optimizers"]
     ratios = {"AdamW fused": 1.0} | {name: row["device_ratio"] for name, row in found.items()}
     rows = [(name.split(" (")[0], ratio) for name, ratio in reversed(ratios.items()) if ratio < 5]
+    families = {"AdamW": ADAMW, "AngularAdamW": ANGULAR, "AdamO": ADAMO}
     figure, (axes,) = canvas(height=3.1)
     bars = axes.barh(
         [name for name, _ in rows],
         [ratio for _, ratio in rows],
-        color=[ADAMW if name.startswith("AdamW") else ADAMO for name, _ in rows],
+        color=[families.get(name.split()[0].rstrip(","), "#999999") for name, _ in rows],
     )
     axes.bar_label(bars, [f"{ratio:.2f}×" for _, ratio in rows], padding=3)
     axes.grid(visible=False, axis="y")
