@@ -23,12 +23,14 @@ from .claims import Judged, judged
 from .disk import write_atomically
 from .errors import LabError
 from .figures import Drawing
+from .optimizers import REGISTRY
 from .records import FAILED, Record, load_all
 from .runs import YOURS, Group, by_study, show
 from .studies import STUDIES
 from .tables import Table
 from .verdicts import FAILS, HOLDS, OPEN, RULE, after_correction
 
+EVIDENCE = "evidence"  # how the studies begin that help to choose
 ENVIRONMENT = {  # a key of the records: how it reads
     "device": "hardware",
     "threads": "threads",
@@ -78,10 +80,11 @@ class Section:
 class Cover:
     """What a page is about."""
 
-    title: str = "AdamO, measured"
+    title: str = "AdamW, AngularAdamW, AdamO: which one?"
     lead: str = (
-        "This page sets our runs beside the numbers the paper printed, and says of each "
-        "claim whether it holds."
+        "AngularAdamW, if your network has BatchNorm or QK-norm: level with a tuned AdamW so far, "
+        "with half of the state for the weights that turn. AdamO, if you want the paper. "
+        "AdamW, where no weight is scale-invariant: AngularAdamW is AdamW there."
     )
     stories: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Runs outside of studies, by task: a title, and what to look for."""
@@ -108,7 +111,7 @@ def write_report(results: Path, out: Path, cover: Cover | None = None) -> Path:
 
 
 def sections(files: Mapping[str, list[Group]], cover: Cover) -> list[Section]:
-    """Your models, the stories of a cover, the studies, and whatever else there is."""
+    """Your own runs, the stories of a cover, then the studies: first what helps to choose."""
     others = [g for name, mine in files.items() if name not in STUDIES for g in mine]
     told = {YOURS: OWN_STORY, **cover.stories}
     rest = [g for g in others if g.config.task not in told]
@@ -116,13 +119,28 @@ def sections(files: Mapping[str, list[Group]], cover: Cover) -> list[Section]:
         (f"story-{task}", title, about, [g for g in others if g.config.task == task])
         for task, (title, about) in told.items()
     ]
-    made += [(name, s.title, s.about, files.get(name, [])) for name, s in STUDIES.items()]
     made.append(("other", "Other runs", "Runs and sweeps that belong to no study.", rest))
+    studies = sorted(STUDIES.items(), key=lambda item: not item[0].startswith(EVIDENCE))
+    made += [(name, s.title, s.about, files.get(name, [])) for name, s in studies]
     return [
         Section(anchor, title, about, [Part.of(group) for group in groups])
         for anchor, title, about, groups in made
         if groups
     ]
+
+
+def answers(sections: Sequence[Section]) -> list[tuple[Section, str]]:
+    """What the optimizers reached at their best, task by task."""
+    found = []
+    for section in (s for s in sections if s.anchor.startswith(EVIDENCE)):
+        for group in (part.group for part in section.parts if part.group.full):
+            metric, told = tables.columns_of(group)[0], []
+            for line in (x for x in tables.best_lines(group) if x.name in REGISTRY):
+                ours = line.of(metric.key)
+                told.append(f"{line.title} {tables.spread(ours.mean, ours.sd, metric)}")
+            what = ", ".join(filter(None, [group.label, tables.heading(metric)]))
+            found.append((section, f"{what} {', '.join(told)}"))
+    return found
 
 
 # --- the page
@@ -151,7 +169,7 @@ def render(
         cover=cover,
         sections=sections,
         brief=brief,
-        counts=Counter(found.outcome for _, found in brief),
+        answers=answers(sections),
         outcomes=(HOLDS, FAILS, OPEN),
         rule=RULE,
         corrected=after_correction(found.verdict for _, found in brief),

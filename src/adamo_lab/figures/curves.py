@@ -157,7 +157,8 @@ def draw_rates(group: Group) -> list[Drawing]:
         every = [factor * np.array(ours.values) for _, ours in found.values()]
         means, low, high = ([float(f(y)) for y in every] for f in (np.mean, np.min, np.max))
         look = line.entry
-        handles += axes.plot(rates, means, color=look.colour, ls=look.line, marker="o", ms=4)
+        style = ":" if look.label in labels else look.line  # another row of the same optimizer
+        handles += axes.plot(rates, means, color=look.colour, ls=style, marker="o", ms=4)
         axes.fill_between(rates, low, high, color=look.colour, alpha=0.16, linewidth=0)
         labels.append(line.title)
         best = metric.better(means)
