@@ -1,13 +1,13 @@
 """transformers' Trainer: a small Qwen3 on made-up sequences, in seconds on one core.
 
-    python examples/huggingface_trainer.py [--steps 60] [--out lab-output/trainer]
+    python examples/huggingface_trainer.py [--steps 60] [--by-class] [--out lab-output/trainer]
 
 Build the optimizer yourself and pass it as `optimizers=(optimizer, None)`: the Trainer still makes
 the schedule, and accumulates, clips, saves and resumes as always. The learning_rate and the
 weight_decay of TrainingArguments do not reach an optimizer that you built.
 
-The shorter way, `optimizer_cls_and_kwargs=(AngularAdamW, {"lr": 1e-3})`, does not know which
-weights are scale-invariant: it is AdamW, and says so.
+The shorter way, `--by-class` here: `optimizer_cls_and_kwargs=(FromModel, {"lr": 1e-3})`. With
+AngularAdamW in the place of FromModel nobody looks at the model: that is AdamW, and says so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Trainer, TrainingArgumen
 
 from adamo_optim import AngularAdamW, param_groups
 from adamo_optim.callbacks import transformers_callback
+from adamo_optim.integrations.transformers import FromModel
 
 VOCABULARY, LENGTH = 32, 24
 
@@ -54,10 +55,15 @@ def make_optimizer(model: nn.Module, data: list[dict[str, Tensor]]) -> AngularAd
     return AngularAdamW(groups, lr=1e-3, weight_decay=0.1)
 
 
-def make_trainer(args: TrainingArguments) -> Trainer:
+def make_trainer(args: TrainingArguments, by_class: bool = False) -> Trainer:
     model, data = make_model(), make_data()
-    optimizer = make_optimizer(model, data)
-    trainer = Trainer(model, args, train_dataset=data, optimizers=(optimizer, None))  # type: ignore[arg-type]
+    if by_class:
+        pair = (FromModel, {"lr": 1e-3, "weight_decay": 0.1})
+        trainer = Trainer(model, args, train_dataset=data, optimizer_cls_and_kwargs=pair)  # type: ignore[arg-type]
+        trainer.create_optimizer()  # else train() does, and there is nothing to explain yet
+    else:
+        optimizer = make_optimizer(model, data)
+        trainer = Trainer(model, args, train_dataset=data, optimizers=(optimizer, None))  # type: ignore[arg-type]
     trainer.add_callback(transformers_callback(trainer, every=10))  # diagnostics to report_to
     return trainer
 
@@ -65,6 +71,7 @@ def make_trainer(args: TrainingArguments) -> Trainer:
 def main() -> None:
     parser = argparse.ArgumentParser(description="AngularAdamW in the transformers Trainer.")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--by-class", action="store_true", help="by optimizer_cls_and_kwargs")
     parser.add_argument("--out", default="lab-output/trainer", help="checkpoints and event files")
     flags = parser.parse_args()
     args = TrainingArguments(
@@ -82,11 +89,12 @@ def main() -> None:
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
     )
-    trainer = make_trainer(args)
+    trainer = make_trainer(args, flags.by_class)
     print(trainer.optimizer.explain(), "\n")  # type: ignore[union-attr]
     trainer.train()
     print("\nThe second half again, from the checkpoint:")
-    make_trainer(args).train(resume_from_checkpoint=f"{flags.out}/checkpoint-{flags.steps // 2}")
+    resumed = make_trainer(args, flags.by_class)
+    resumed.train(resume_from_checkpoint=f"{flags.out}/checkpoint-{flags.steps // 2}")
 
 
 if __name__ == "__main__":

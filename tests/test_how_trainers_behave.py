@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from adamo_optim import AdamO, AngularAdamW, param_groups
 from adamo_optim.integrations import with_rules
+from test_trainers import example, run_main
 
 BOTH = pytest.mark.parametrize("kind", [AdamO, AngularAdamW])
 
@@ -130,6 +131,18 @@ def test_a_kind_in_every_group_and_two_optimizers_in_one_training() -> None:
     owned = [{id(p) for p in optimizer.state} for optimizer in ours]
     assert not owned[0] & owned[1]
     assert len(owned[0] | owned[1]) == 5
+
+
+def test_nanochat_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = example("nanochat_groups")
+    run_main(module, monkeypatch)
+    ours, theirs, losses = capsys.readouterr().out.splitlines()
+    assert ours == "AngularAdamW: q.weight, k.weight"
+    assert theirs == "AdamW: embed.weight, v.weight, head.weight, head.bias"
+    first, last = map(float, losses.removeprefix("loss ").split(" -> "))
+    assert last < 0.7 * first
 
 
 @BOTH

@@ -1,7 +1,7 @@
-"""By class or by string: transformers, axolotl, torchtitan, LitGPT, Hydra, and Accelerate's FSDP2.
+"""By class or by string: transformers, axolotl, torchtitan, Ultralytics, LitGPT, Hydra; FSDP2.
 
-axolotl, torchtitan and LitGPT are not part of the development environment: these tests are skipped
-where they are missing.
+axolotl, torchtitan, Ultralytics and LitGPT are not part of the development environment: these tests
+are skipped where they are missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import distributed_kit
 from adamo_optim import AdamO, AngularAdamW, param_groups
@@ -113,35 +112,63 @@ def test_axolotl_plugin(tmp_path: Path) -> None:
 
 @BOTH
 def test_torchtitan_container(kind: Any) -> None:
-    titan = importable("torchtitan.components.optimizer")
-
-    class Container(titan.OptimizersContainer):
-        @staticmethod
-        def _resolve_optimizer_factory(name: str) -> Any:
-            return {"ours": kind}[name]
-
-    def group(pattern: str, rule: str) -> Any:
-        options = {"lr": 1e-3, "rule": rule}
-        return titan.ParamGroupConfig(
-            pattern=pattern, optimizer_name="ours", optimizer_kwargs=options
-        )
-
-    def build(model: nn.Module) -> Any:
-        groups = [group(r"^0\.weight", "scale_invariant"), group(".*", "auto")]
-        config = titan.OptimizersContainer.Config(param_groups=groups, implementation="for-loop")
-        return Container(config, model_parts=[model])
-
+    importable("torchtitan.components.optimizer")
+    module = example("torchtitan_container")
     model, other = network(), network()
-    container = build(model)
+    container = module.build(model, kind.__name__)
+    assert type(container) is module.Container  # Config.build() makes the class it is nested in
+    assert rules(container.optimizers[0])["0.weight"] == "scale_invariant"
     train(model, range(4), container)
     saved = copy.deepcopy(container.state_dict())
     assert saved["param_groups.0.weight.rule"] == "scale_invariant"
     other.load_state_dict(model.state_dict())
-    resumed = build(other)
+    resumed = module.build(other, kind.__name__)
     resumed.load_state_dict(saved)
     train(model, range(4, 8), container)
     train(other, range(4, 8), resumed)
     assert_same(model.state_dict(), other.state_dict())
+
+
+def test_torchtitan_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    importable("torchtitan.components.optimizer")
+    run_main(example("torchtitan_container"), monkeypatch)
+    out = capsys.readouterr().out
+    assert "resumed: the same, bit for bit" in out
+    first, last = map(float, out.split("loss ")[1].splitlines()[0].split(" -> "))
+    assert last < 0.5 * first
+
+
+def test_ultralytics_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("YOLO_OFFLINE", "true")
+    importable("ultralytics.models.yolo.detect")
+    importable("torchvision.ops")  # which its validation needs
+    module = example("ultralytics_trainer")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = module.make_trainer(tmp_path, epochs=2)
+        trainer.save_period = 1
+        trainer.train()
+    optimizer = trainer.optimizer
+    assert isinstance(optimizer, AngularAdamW)
+    found = rules(optimizer)
+    assert found["model.0.conv.weight"] == "scale_invariant"
+    assert found["model.23.cv3.0.2.weight"] == "general"  # the last layer, which no norm follows
+    assert list(found.values()).count("scale_invariant") == 81
+    decay = {(g["param_group"], g["weight_decay"]) for g in optimizer.param_groups}
+    assert decay == {("weight", 5e-4), ("bn", 0.0), ("bias", 0.0)}
+    # interrupted and resumed: its checkpoint holds float16 for what it does not know by name
+    args = {**vars(trainer.args), "resume": str(tmp_path / "run" / "weights" / "epoch0.pt")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        resumed = module.Trainer(overrides=args)
+        resumed.train()
+    steps = {int(state["step"]) for state in resumed.optimizer.state.values()}
+    assert steps == {8}
 
 
 @BOTH
