@@ -112,7 +112,10 @@ def test_where_nothing_turns_nothing_is_logged() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every": 0}, "every must be >= 1, got 0"),
+        ({"every": 0}, "every must be an integer >= 1, got 0"),
+        ({"every": 2.5}, "every must be an integer >= 1, got 2.5"),
+        ({"step": "7"}, "step must be an integer, got '7'"),
+        ({"quantities": "angle"}, "quantities must be a list of names, got 'angle'"),
         ({"quantities": ["rho"]}, "quantities must be among norm, .*; got 'rho'"),
         ({"log": logging.getLogger("x")}, "a logging.Logger takes text: pass a function"),
         ({"log": 3}, "log must be a SummaryWriter, .*; got int"),
@@ -121,7 +124,7 @@ def test_where_nothing_turns_nothing_is_logged() -> None:
             "there is no AdamO and no AngularAdamW in this SGD",
         ),
     ],
-    ids=["every", "quantity", "text logger", "logger", "optimizer"],
+    ids=["every", "half", "step", "one name", "quantity", "text logger", "logger", "optimizer"],
 )
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -302,6 +305,24 @@ def test_with_rules_takes_a_single_tensor_for_a_group() -> None:
     model = nn.Linear(4, 2)
     groups = with_rules([{"params": model.weight, "lr": 0.5}], model, torch.randn(8, 4))
     assert [(g["rule"], g["lr"], g["params"][0][0]) for g in groups] == [("general", 0.5, "weight")]
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (torch.optim.SGD([torch.zeros(1)]), "got SGD: of an optimizer pass its param_groups"),
+        (
+            [{"params": nn.Sequential(nn.Linear(4, 2))}],
+            "of group 0 must be parameters .* got Linear",
+        ),
+        ([{"params": ["weight"]}], "of group 0 must be parameters .* got str"),
+        (nn.Linear(4, 2).parameters(), 'groups must be dictionaries with "params", got Parameter'),
+    ],
+    ids=["optimizer", "module", "names", "parameters"],
+)
+def test_with_rules_mistakes(groups: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_rules(groups, nn.Linear(4, 2), torch.randn(8, 4))
 
 
 def test_with_rules_refuses_parameters_of_another_model() -> None:

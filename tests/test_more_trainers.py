@@ -64,6 +64,22 @@ def test_transformers_asks_for_a_batch_where_there_are_no_tokens() -> None:
     assert rules(optimizer)["0.weight"] == "scale_invariant"
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (network(), {"optimizer": "AdamO"}, "optimizer must be AngularAdamW or AdamO, got 'AdamO'"),
+        (network(), {"optimizer": torch.optim.AdamW}, "must be AngularAdamW or AdamO, got <class"),
+        (None, {}, "model must be a torch.nn.Module, got NoneType"),
+    ],
+    ids=["text", "AdamW", "no model"],
+)
+def test_transformers_mistakes(model: Any, options: dict[str, Any], message: str) -> None:
+    from adamo_optim.integrations.transformers import FromModel
+
+    with pytest.raises(ValueError, match=message):
+        FromModel()(model, **options)
+
+
 def test_random_tokens_leave_model_and_random_state() -> None:
     module = example("huggingface_trainer", "transformers")
     from adamo_optim.integrations.transformers import FromModel

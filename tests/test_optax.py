@@ -364,6 +364,11 @@ def test_an_eps_that_is_felt_makes_a_leaf_general() -> None:
 
 # ---- mistakes ----------------------------------------------------------------------------------
 
+
+def find(f: Any = lambda p, x: x @ p["w"], x: Any = 1.0, w: Any = 1.0, **options: Any) -> Any:
+    return find_rules(f, {"w": w * np.ones((6, 3))}, x * np.ones((2, 6)), **options)
+
+
 MISTAKES = [
     (lambda: adamo(-1.0), "learning_rate must be >= 0, got -1.0"),
     (lambda: adamo(betas=(0.9, 1.0)), r"betas\[1\] must be >= 0 and < 1, got 1.0"),
@@ -372,7 +377,19 @@ MISTAKES = [
     (lambda: adamo(guard=1), "guard must be True or False, got 1"),
     (lambda: angular_adamw(max_angle=2.0), "max_angle must be > 0 and <= 1.5708, got 2.0"),
     (lambda: adamo(rules="turns").init(start()), r"rule of leaf \['general'\] must be one of"),
+    (
+        lambda: adamo(rules={"a": "auto"}).init(start()),
+        r"is none for \['general'\]; .* no parameter",
+    ),
+    (lambda: angular_adamw(rules=RULES | {"turning": None}).init(start()), r"for \['turning'\]$"),
     (lambda: adamo().update(start(), adamo().init(start())), "update needs params"),
+    (lambda: find(f=start()), "f must be a function of .params, .inputs., got dict"),
+    (lambda: find(trials=0), "trials must be an integer >= 1, got 0"),
+    (lambda: find(tolerance=-1.0), "tolerance must lie between 0 and 1, got -1.0"),
+    (lambda: find(x=np.full((2, 6), np.nan)), r"inputs\[0\] has NaN or infinity"),
+    (lambda: find(w=np.full((6, 3), np.inf)), r"params\['w'\] has NaN or infinity"),
+    (lambda: find(f=lambda p, x: jnp.arange(3)), "f returned no floating array"),
+    (lambda: jax.jit(lambda w: find(w=w) and w)(np.ones((6, 3))), "call it outside of jit"),
     (lambda: adamo(rules="general").init({"z": np.ones((2, 2), complex)}), "is complex"),
 ]
 
@@ -406,7 +423,8 @@ for make in (adamo, angular_adamw):
 assert not hasattr(adamo_optim, "unknown")
 try:
     adamo_optim.AdamO
-except ImportError:
+except ImportError as error:
+    assert str(error).startswith("AdamO needs torch: pip install torch."), error
     print(rules["w"], adamo_optim.__version__)
 """
     assert run_python(code).split()[0] == "scale_invariant"

@@ -19,6 +19,9 @@ from test_callbacks import scalars
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BOTH = pytest.mark.parametrize("kind", [AdamO, AngularAdamW])
+MISTAKES = pytest.mark.parametrize(
+    ("options", "error"), [({"every": 0}, ValueError), ({"quantity": ["angle"]}, TypeError)]
+)
 
 pytestmark = [
     pytest.mark.slow,  # each of these libraries takes about ten seconds to import
@@ -159,6 +162,15 @@ def test_transformers_callback(
     assert not any("two/" in key for entry in trainer.state.log_history for key in entry)
 
 
+@MISTAKES
+def test_transformers_callback_tells_mistakes_at_once(options: Any, error: Any) -> None:
+    example("huggingface_trainer", "transformers", "accelerate")
+    from adamo_optim.callbacks import transformers_callback
+
+    with pytest.raises(error, match=r"every must be|quantity"):
+        transformers_callback(None, **options)
+
+
 @pytest.mark.parametrize("flags", [[], ["--by-class"]], ids=["built", "by class"])
 def test_transformers_example(
     tmp_path: Path,
@@ -264,6 +276,15 @@ def test_lightning_does_not_clip_for_fused_backends_under_mixed_precision(kind: 
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
         trainer.fit(net, loader)
+
+
+@MISTAKES
+def test_lightning_callback_tells_mistakes_at_once(options: Any, error: Any) -> None:
+    pytest.importorskip("lightning")
+    from adamo_optim.callbacks import lightning_callback
+
+    with pytest.raises(error, match=r"every must be|quantity"):
+        lightning_callback(**options)
 
 
 @lightning

@@ -28,7 +28,13 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        try:
+            value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            text = f"{name} needs torch: pip install torch. JAX's optimizers: adamo_optim.optax"
+            raise ModuleNotFoundError(text, name="torch") from error
     elif not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
         value = importlib.import_module(f"{__name__}.{name}")
     else:

@@ -55,9 +55,7 @@ def log_diagnostics(
         ...     ...
         ...     log_diagnostics(optimizer, writer, step)
     """
-    if every < 1:
-        raise ValueError(f"every must be >= 1, got {every}")
-    if step % every:
+    if not is_due(step, every):
         return False
     values = logged_values(find_optimizer(optimizer), prefix, quantities)
     if values:
@@ -83,9 +81,7 @@ def print_diagnostics(optimizer: Any, step: int, every: int = 100) -> bool:
         ...     ...
         ...     print_diagnostics(optimizer, step)
     """
-    if every < 1:
-        raise ValueError(f"every must be >= 1, got {every}")
-    if step % every:
+    if not is_due(step, every):
         return False
     try:
         from rich.console import Console
@@ -131,6 +127,14 @@ def add_panel(optimizer: Any, log: Any, prefix: str = "adamo") -> None:
         raise ValueError(f"log must be a SummaryWriter, wandb or a run of it; got {kind}")
 
 
+def is_due(step: Any, every: Any) -> bool:
+    if not hasattr(every, "__index__") or every < 1:
+        raise ValueError(f"every must be an integer >= 1, got {every!r}")
+    if not hasattr(step, "__index__"):
+        raise ValueError(f"step must be an integer, got {step!r}")
+    return step % every == 0
+
+
 def logged_values(
     optimizer: Blockwise, prefix: str, quantities: Sequence[str] | None
 ) -> dict[str, float]:
@@ -139,6 +143,8 @@ def logged_values(
     known = list(next(iter(rows.values()), {}))
     if quantities is None:
         quantities = [name for name in QUANTITIES if name in known]
+    if isinstance(quantities, str):
+        raise ValueError(f"quantities must be a list of names, got {quantities!r}")
     if rows and (unknown := [name for name in quantities if name not in known]):
         raise ValueError(f"quantities must be among {', '.join(known)}; got {unknown[0]!r}")
     values = {}
@@ -188,15 +194,18 @@ def find_optimizer(optimizer: Any) -> Blockwise:
     return found
 
 
-def transformers_callback(trainer: Any, every: int = 100, **options: Any) -> Any:
+def transformers_callback(
+    trainer: Any, every: int = 100, prefix: str = "adamo", quantities: Sequence[str] | None = None
+) -> Any:
     """A ``TrainerCallback`` that sends diagnostics wherever ``report_to`` sends the loss.
 
     They stay out of the console and of ``trainer_state.json``, which dozens of numbers would flood.
-    ``options`` are those of :func:`log_diagnostics`.
+    The options are those of :func:`log_diagnostics`.
 
     Example:
         >>> trainer.add_callback(transformers_callback(trainer, every=100))
     """
+    is_due(0, every)  # a mistake is told now, not in the hundredth step
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
     def report(values: dict[str, float], step: int) -> None:
@@ -210,25 +219,28 @@ def transformers_callback(trainer: Any, every: int = 100, **options: Any) -> Any
 
     class Diagnostics(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            log_diagnostics(kwargs["optimizer"], report, state.global_step, every, **options)
+            step = state.global_step
+            log_diagnostics(kwargs["optimizer"], report, step, every, prefix, quantities)
 
     return Diagnostics()
 
 
-def lightning_callback(every: int = 100, **options: Any) -> Any:
+def lightning_callback(
+    every: int = 100, prefix: str = "adamo", quantities: Sequence[str] | None = None
+) -> Any:
     """A Lightning ``Callback`` that sends diagnostics of our optimizers to the trainer's loggers.
 
-    ``options`` are those of :func:`log_diagnostics`; with several optimizers the prefix is
+    The options are those of :func:`log_diagnostics`; with several optimizers the prefix is
     followed by the optimizer's number.
 
     Example:
         >>> trainer = Trainer(callbacks=[lightning_callback(every=100)])
     """
+    is_due(0, every)  # a mistake is told now, not in the hundredth step
     try:
         pytorch = importlib.import_module("lightning.pytorch")
     except ModuleNotFoundError:
         pytorch = importlib.import_module("pytorch_lightning")
-    prefix = options.pop("prefix", "adamo")
 
     class Diagnostics(pytorch.Callback):
         last = 0
@@ -248,6 +260,6 @@ def lightning_callback(every: int = 100, **options: Any) -> Any:
             for i, optimizer in enumerate(trainer.optimizers):
                 if isinstance(optimizer, Blockwise):
                     name = f"{prefix}{i}" if several else prefix
-                    log_diagnostics(optimizer, log, step, 1, name, **options)
+                    log_diagnostics(optimizer, log, step, 1, name, quantities)
 
     return Diagnostics()

@@ -61,6 +61,11 @@ def _parameters(
     groups: Iterable[Mapping[str, Any]],
 ) -> Iterator[tuple[int, Mapping[str, Any], Tensor]]:
     """Every parameter with its group and the group's number."""
+    if not isinstance(groups, Iterable):
+        raise ValueError(
+            f"groups must be a list of dictionaries, got {type(groups).__name__}: of an optimizer "
+            "pass its param_groups."
+        )
     for g, group in enumerate(groups):
         if not isinstance(group, Mapping) or "params" not in group:
             raise ValueError(
@@ -68,8 +73,15 @@ def _parameters(
                 '[{"params": model.parameters()}], or call param_groups.'
             )
         entries = group["params"]
-        for entry in [entries] if isinstance(entries, Tensor) else entries:
-            yield g, group, entry[1] if isinstance(entry, tuple) else entry
+        several = isinstance(entries, Iterable) and not isinstance(entries, Tensor)
+        for entry in entries if several else [entries]:
+            p = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
+            if not isinstance(p, Tensor):
+                raise ValueError(
+                    f'"params" of group {g} must be parameters or (name, parameter) pairs, got '
+                    f"{type(p).__name__}: pass model.parameters() of a module."
+                )
+            yield g, group, p
 
 
 def _with_rule(given: Mapping[str, Any], ruled: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..adamo import AdamO
 from ..angular import AngularAdamW
 from ..example_batch import Forward
 from ..groups import param_groups
@@ -47,6 +48,8 @@ class FromModel:
             overrides: as in ``param_groups``.
             options: those of the optimizer.
         """
+        if not isinstance(optimizer, type) or not issubclass(optimizer, (AdamO, AngularAdamW)):
+            raise ValueError(f"optimizer must be AngularAdamW or AdamO, got {optimizer!r}")
         if example_batch is None:
             example_batch, forward = random_tokens(model), forward or logits
         groups = param_groups(model, example_batch, forward=forward, overrides=overrides)
@@ -58,9 +61,11 @@ class FromModel:
 
 def random_tokens(model: nn.Module) -> dict[str, Any]:
     """Two short sequences of a language model's tokens; the global random state stays."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     config = getattr(model, "config", None)
     size = getattr(config, "vocab_size", None)
-    if not isinstance(size, int):
+    if not isinstance(size, int) or size < 1:
         raise ValueError(
             f"{type(model).__name__} has no config.vocab_size to draw tokens from: pass "
             "example_batch, a batch of what the model takes."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,11 @@ def labels(params: Any, rules: Any) -> Any:
     """The rule of every leaf: what ``rules``, a tree or a prefix of it, says, or else its shape."""
     if not jax.tree.leaves(params):  # a placeholder of optax.tree_map_params
         return params
-    tree = jax.tree.broadcast("auto" if rules is None else rules, params)
+    try:
+        tree = jax.tree.broadcast("auto" if rules is None else rules, params)
+    except ValueError as error:
+        text = "rules must be a tree of names like the parameters, or a prefix of one"
+        raise ValueError(text + "".join(_differences(rules, params))) from error
 
     def label(path: Any, p: Array, rule: str) -> str:
         if rule not in RULES:
@@ -34,6 +38,16 @@ def labels(params: Any, rules: Any) -> Any:
         return by_shape if rule == "auto" else rule
 
     return jax.tree_util.tree_map_with_path(label, params, tree)
+
+
+def _differences(rules: Any, params: Any) -> Iterator[str]:
+    """The first leaf without a rule, and the first rule without a leaf."""
+    trees = (jax.tree_util.tree_leaves_with_path(tree) for tree in (rules, params))
+    ruled, known = ([jax.tree_util.keystr(path) for path, _ in leaves] for leaves in trees)
+    for name in [p for p in known if not any(map(p.startswith, ruled))][:1]:
+        yield f"; there is none for {name}"
+    for name in [r for r in ruled if not any(p.startswith(r) for p in known)][:1]:
+        yield f"; there is no parameter {name}"
 
 
 def check(options: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -40,6 +41,7 @@ def find_rules(
     Example:
         >>> rules = find_rules(lambda p, x: model.apply({"params": p}, x), params, batch)
     """
+    _check(f, (params, inputs), trials, tolerance)
     random = np.random.default_rng(0)  # the same verdicts every time
     with jax.enable_x64(True):
         given, structure = jax.tree.flatten(params)
@@ -78,13 +80,32 @@ def find_rules(
     return structure.unflatten(names)
 
 
+def _check(f: Any, arrays: Any, trials: Any, tolerance: float) -> None:
+    if not callable(f):
+        raise ValueError(f"f must be a function of (params, *inputs), got {type(f).__name__}")
+    if type(trials) is not int or trials < 1:
+        raise ValueError(f"trials must be an integer >= 1, got {trials!r}")
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance!r}")
+    for path, x in jax.tree_util.tree_leaves_with_path(arrays):
+        if isinstance(x, jax.core.Tracer):
+            raise ValueError("find_rules looks at values: call it outside of jit")
+        # −∞ masks attention
+        if _is_floating(x) and not bool(np.all(np.isfinite(x) | (np.asarray(x) == -np.inf))):
+            place = ("params", "inputs")[path[0].idx] + jax.tree_util.keystr(path[1:])
+            raise ValueError(f"{place} has NaN or infinity: pass values that are finite")
+
+
+def _is_floating(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
 def _alignment(g: np.ndarray, w: np.ndarray) -> tuple[float, float]:
     return float((g * w).sum()), float(np.linalg.norm(g) * np.linalg.norm(w))
 
 
 def _widened(x: Any) -> Any:
-    is_float = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
-    return jnp.asarray(np.asarray(x), jnp.float64) if is_float else x
+    return jnp.asarray(np.asarray(x), jnp.float64) if _is_floating(x) else x
 
 
 def _off_special_points(w: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -101,6 +122,8 @@ def _off_special_points(w: np.ndarray, random: np.random.Generator) -> np.ndarra
 def _cotangents(result: Any, key: Any) -> Any:
     """Random numbers like the outputs; nothing flows back from integers."""
     outputs, structure = jax.tree.flatten(result)
+    if not any(map(_is_floating, outputs)):
+        raise ValueError("f returned no floating array: return what the loss is made of")
     random = [
         jax.random.normal(k, y.shape, y.dtype)
         if jnp.issubdtype(y.dtype, jnp.floating)
