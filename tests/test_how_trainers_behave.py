@@ -76,6 +76,25 @@ def test_biases_first_and_the_weights_later(kind: Any) -> None:
 
 
 @BOTH
+def test_groups_that_come_in_the_middle_of_a_training(kind: Any) -> None:
+    """As where layers thaw: those that train already go on, the others begin."""
+    model, twin = network(), network()
+    head, *late = param_groups(model, batch(0))[::-1]
+    optimizer = kind([head], lr=1e-3)
+    train(model, range(3), optimizer)
+    for group in late:
+        optimizer.add_param_group(group)
+    train(model, range(3, 6), optimizer)
+
+    head, *late = param_groups(twin, batch(0))[::-1]
+    first, second = kind([head], lr=1e-3), kind(late, lr=1e-3)
+    train(twin, range(3), first)
+    train(twin, range(3, 6), first, second)
+    assert_equal(model, twin)
+    assert sorted(int(state["step"]) for state in optimizer.state.values()) == [3, 3, 3, 3, 6]
+
+
+@BOTH
 def test_the_groups_of_ultralytics_get_rules(kind: Any) -> None:
     """Its three groups carry a name and every option; ``with_rules`` splits them."""
     model = network()
