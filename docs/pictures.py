@@ -383,7 +383,7 @@ def gpt_rates() -> Figure:
     figure, (axes,) = canvas(height=3.6)
     for name, (colour, line, marker) in looks.items():
         curve = best_by_rate(group.named(name), metric)
-        losses = [ours.mean for _, ours in curve.values()]
+        losses = [ours.mean or math.nan for _, ours in curve.values()]
         label = next(iter(curve.values()))[0].title
         axes.plot([*curve], losses, linestyle=line, marker=marker, color=colour, label=label)
     log_axis(axes, "x")

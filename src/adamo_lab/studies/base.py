@@ -59,7 +59,7 @@ def arms(*optimizers: str) -> tuple[Arm, ...]:
 
 
 def trials(
-    optimizer: str, name: str = "", label: str = "", **axes: Sequence[Any]
+    optimizer: str, name: str = "", label: str = "", /, **axes: Sequence[Any]
 ) -> tuple[Arm, ...]:
     """A row for every combination of values: ``trials("adamw", lr=(1e-3, 2e-3), …)``."""
     return tuple(
