@@ -68,12 +68,9 @@ def summarize(outcomes: Sequence[Outcome], setup: Setup) -> None:
     for group in groups(done, STUDIES.get(setup.name)):
         many = len(group.lines) > tables.MOST_LINES
         made = tables.best_table(group) if many else tables.table(group)
-        rows = [["optimizer", *made.heads[:MOST]]]
-        for row in made.rows:
-            cells = (f"{cell.text} {cell.note}".strip() for cell in row.cells[:MOST])
-            rows.append([row.label, *cells])
         title = ", ".join(filter(None, [group.config.task, group.label, group.length]))
-        print("  ".join([title, *group.banners]), tables.aligned(rows), sep="\n\n", end="\n\n")
+        shown = tables.text(made, MOST)
+        print("  ".join([title, *group.banners]), shown, sep="\n\n", end="\n\n")
     counts = Counter(outcome.status for outcome in outcomes)
     words = {"finished": "finished", "known": "were there already", "failed": "failed"}
     said = [f"{counts[key]} {word}" for key, word in words.items() if counts[key]]

@@ -48,6 +48,12 @@ class Line:
         return Summary.of(self.values(key))
 
     @property
+    def seconds(self) -> float:
+        """An epoch's, evaluations included."""
+        pairs = [(r.environment.get("seconds", 0.0), r.metrics) for r in self.runs if r.metrics]
+        return statistics.fmean(s / rows[-1]["epoch"] for s, rows in pairs) if pairs else 0.0
+
+    @property
     def seeds(self) -> list[int]:
         return [run.config.seed for run in self.runs]
 

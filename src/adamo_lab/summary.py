@@ -6,15 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .records import FAILED, FINISHED, Record
-from .runs import Line, entry_of, lines
-from .tables import aligned
-from .verdicts import LEVEL, Summary, welch
+from . import tables
+from .records import FAILED, Record
+from .runs import Group, Line, entry_of, lines
+from .verdicts import LEVEL, welch
 
-OWN_COLUMNS = (
-    *("epoch", "train_loss", "lr", "weight_norm", "matrix_norm", "valid_loss"),
-    "seconds_per_epoch",
-)
 SCHEDULES = {
     "constant": "is constant",
     "cosine": "falls along a cosine to zero",
@@ -74,36 +70,20 @@ def verdict(names: tuple[str, str], best: tuple[Line | None, Line | None], key: 
 
 
 def table(name: str, records: Sequence[Record]) -> str:
-    """Settings × final numbers, and below it what they do not say."""
-    done = [r for r in records if r.status == FINISHED]
-    extra = dict.fromkeys(k for r in done for k in r.metrics[-1] if k not in OWN_COLUMNS)
-    keys = [k for k in ("train_loss", "valid_loss", *extra) if any(k in r.result for r in done)]
-    rows = [["optimizer", "lr", "n", *(k.replace("_", " ") for k in keys), "s/epoch", "ratio"]]
-    every = settings(records)
-    usual = every[0].of("seconds_per_epoch").mean
-    for line in every:
-        finished = sum(run.status == FINISHED for run in line.runs)
-        time = line.of("seconds_per_epoch")
-        ratio = f"{time.mean / usual:.2f}" if time.mean and usual else "-"
-        cells = [cell(found) for found in (*map(line.of, keys), time)]
-        rows.append([line.title, f"{line.hyper['lr']:g}", str(finished), *cells, ratio])
-    title = f"{name}, {records[0].config.epochs} epochs"
-    return "\n".join([title, "", aligned(rows), "", *notes(records)])
-
-
-def cell(found: Summary) -> str:
-    if found.mean is None:
-        return "-"
-    text = f"{found.mean:.4g}" + ("" if found.sd is None else f" ± {found.sd:.2g}")
-    return f"{text} ({len(found.values)} of {found.n})" if found.missing else text
+    """The report's table of these runs, and below it what it does not say."""
+    group = Group("", records[0].config, {}, settings(records))
+    title = f"{name}, {group.length}"
+    return "\n".join([title, "", tables.text(tables.table(group)), "", *notes(records)])
 
 
 def notes(records: Sequence[Record]) -> list[str]:
     """How to read the table; how it was trained; what failed, diverged or was warned of."""
     seeds = len({record.config.seed for record in records})
-    many = f"Mean ± standard deviation over {seeds} seeds"
-    said = [f"{many if seeds > 1 else 'One seed, so no error bars'}; n: runs that finished."]
+    many = f"Mean ± standard deviation over {seeds} seeds."
+    said = [many if seeds > 1 else "One seed, so no error bars."]
     said.append(training(records[0].config.options))
+    if times := [f"{x.label} {x.seconds:.2g}" for x in settings(records) if x.seconds]:
+        said.append(f"Seconds an epoch: {', '.join(times)}.")
     for c in {r.config.optimizer: r.config for r in records}.values():
         hyper = ", ".join(f"{k} {v}" for k, v in c.hyper.items() if k != "lr")
         said.append(f"{entry_of(c.optimizer).label}: {hyper}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .records import is_number
@@ -85,8 +84,12 @@ def heading(metric: Metric) -> str:
     return f"{metric.label} (%)" if metric.percent else metric.label
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
+def text(made: Table, most: int | None = None) -> str:
     """Columns for a terminal, the first to the left and the numbers to the right."""
+    rows = [["optimizer", *made.heads[:most]]]
+    for row in made.rows:
+        cells = (f"{c.text} ({c.note})" if c.note else c.text for c in row.cells[:most])
+        rows.append([row.label, *cells])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     each = ("  ".join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])]) for r in rows)
     return "\n".join(each)
@@ -157,7 +160,7 @@ def best_lines(group: Group) -> list[Line]:
     return [line for line in group.lines if line is best[line.name]]
 
 
-def best_of(every: Sequence[Summary], metric: Metric) -> set[int]:
+def best_of(every: list[Summary], metric: Metric) -> set[int]:
     """The rows with the best mean among those whose runs all got there; none if all are alike."""
     means = {i: s.mean for i, s in enumerate(every) if s.mean is not None and s.missing == 0}
     if not metric.ranked or not means:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +16,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from adamo_optim import param_groups
 
 from .errors import LabError, require
-from .records import Row, RunConfig
-from .summary import OWN_COLUMNS
+from .records import RunConfig
 from .tasks.base import Batch, Phase, Task
 from .train import new_model
 
-RESULTS = ("diverged_at", "weights_sha256")  # what a result holds beside the last row's values
+OWN = (  # names of the laboratory's own numbers
+    *("epoch", "train_loss", "lr", "weight_norm", "matrix_norm", "valid_loss"),
+    *("diverged_at", "weights_sha256"),
+)
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 Metrics = Callable[[nn.Module, Any], Mapping[str, float | Tensor]]
@@ -34,6 +34,10 @@ END = object()
 UNSEEDED = (
     "under the same seed; draw its random numbers from torch, numpy or random, and from no "
     "generator of its own"
+)
+READ_AGAIN = (
+    f"{UNSEEDED}. It must be a DataLoader or a list of batches: an iterator can be read only once, "
+    "and persistent_workers carry their random numbers on"
 )
 
 
@@ -62,7 +66,6 @@ class Yours(Task):
 
     def __init__(self, config: RunConfig, device: torch.device, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.epoch_seconds: list[float] = []
         self.done = 0.0  # epochs, in the middle of the batch at hand
         super().__init__(config, device, None)
 
@@ -105,7 +108,7 @@ class Yours(Task):
         batch = self.steady(lambda: (b for _, b in self.stream(0)), "train_loader")
         loss = self.loss(model.train(), (batch,), Phase())
         what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        one = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
+        one = isinstance(loss, Tensor) and loss.dim() == 0 and loss.requires_grad
         require(one, f"loss_fn must return one number that has a gradient, got {what}")
         if (valid := self.recipe.valid) is not None:
             batch = self.steady(lambda: self.validation(valid), "valid_loader")
@@ -118,7 +121,7 @@ class Yours(Task):
         batch, again = next(read(), END), next(read(), END)
         require(batch is not END, f"{what} gave no batch; is its data set empty?")
         same = all(map(torch.equal, tensors(batch), tensors(again)))
-        require(same, f"{what} gave two different first batches {UNSEEDED}")
+        require(same, f"{what} gave two different first batches {READ_AGAIN}")
         return batch
 
     def lr_factor(self, epoch: float) -> float:
@@ -136,16 +139,13 @@ class Yours(Task):
         return self.lr_factor(self.done)
 
     def batches(self, epoch: int) -> Iterator[Any]:
-        """One by one, as they may not fit into memory; what they train is timed, and no more."""
-        started, self.done = time.perf_counter(), -1.0
+        """One by one, as they may not fit into memory."""
+        self.done = -1.0
         for done, batch in self.stream(epoch):
             self.done = done
             yield ([batch],)
         fine = self.done >= 0
         require(fine, f"train_loader gave no batch in epoch {epoch}, counted from 0")
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.epoch_seconds.append(time.perf_counter() - started)
 
     def stream(self, epoch: int) -> Iterator[tuple[float, Any]]:
         """An epoch's batches, each with how many epochs are done in its middle.
@@ -196,10 +196,8 @@ class Yours(Task):
         for batch in self.validation(self.recipe.valid):
             size = size_of(batch)
             values = self.measure(model, batch)
-            names = f"{', '.join(totals)} and then {', '.join(values)}"
-            same = not totals or totals.keys() == values.keys()
-            require(same, f"metrics must have the same names on every batch, got {names}")
-            totals = {key: totals.get(key, 0) + size * value for key, value in values.items()}
+            totals = totals or dict.fromkeys(values, torch.zeros((), device=self.device))
+            totals = {key: total + size * values[key] for key, total in totals.items()}
             count += size
         return {key: total / count for key, total in totals.items()}
 
@@ -207,19 +205,11 @@ class Yours(Task):
         with self.autocast():
             loss = self.recipe.loss_fn(model, batch)
             extra = self.recipe.metrics(model, batch) if self.recipe.metrics else {}
-        taken = [key for key in extra if key in (*OWN_COLUMNS, *RESULTS)]
-        require(not taken, f"metrics may not be called {', '.join(taken)}; choose another name")
+        taken = ", ".join(key for key in extra if key in OWN)
+        require(not taken, f"metrics may not be called {taken}; choose another name")
         values = dict(valid_loss=loss, **extra)  # refuses names that are no text
         numbers = {k: torch.as_tensor(v, device=self.device) for k, v in values.items()}
-        for key, number in numbers.items():
-            shape = f"shape {tuple(number.shape)}"
-            require(number.numel() == 1, f"{key} must be one number a batch, got {shape}")
         return {key: number.detach().double().reshape(()) for key, number in numbers.items()}
-
-    def result(self, rows: list[Row]) -> Row:
-        """The median epoch's time: the first one warms up, and a busy machine has hiccups."""
-        seen = self.epoch_seconds
-        return {"seconds_per_epoch": statistics.median(seen)} if seen else {}
 
 
 # --- batches

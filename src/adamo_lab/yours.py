@@ -6,11 +6,10 @@ interruption, and what it has finished is not trained again.
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from torch import nn
 
 from . import optimizers as registry
 from .engines import CHECKPOINT, KNOWN, Setup, View, interruptible, resolve_device, run_all
-from .errors import LabError, require, writing
-from .records import FAILED, Record, RunConfig, canonical, forget, load
+from .errors import require, writing
+from .records import FAILED, Record, RunConfig, forget, load
 from .summary import table, verdicts
-from .tasks import LEGAL
+from .tasks import check_option
 from .train import CHECKPOINT_SECONDS
 from .your_task import Batches, LossFunction, Metrics, Recipe, Schedule, Yours, kept_randomness
 
@@ -125,28 +124,36 @@ def compare(
     recipe = Recipe(
         model_fn, train_loader, loss_fn, valid_loader, metrics, example_batch, schedule, autocast
     )
-    epochs, numbers = operator.index(epochs), seeds_of(seeds)
+    if report:
+        from .report import Cover, write_report  # what is missing for it should be known now
+
+    epochs, where = operator.index(epochs), resolve_device(str(device))
     require(epochs > 0, f"epochs must be a whole number of at least 1, got {epochs!r}")
     check(recipe, optimizers, hyper or {})
-    where, pages = resolve_device(str(device)), reporting() if report else None
     settings = settings_of(optimizers, lrs, hyper or {})
     options = {"name": name or UNNAMED, **training_options(recipe, warmup, clip)}
-    configs = [  # seed by seed, so that a busy machine slows all alike
-        RunConfig("yours", key, seed, epochs, chosen, options)
-        for seed, (key, chosen) in product(numbers, settings)
-    ]
+    several = seeds if isinstance(seeds, Iterable) else range(seeds)
+    every = (  # seed by seed, so that a busy machine slows all alike
+        RunConfig("yours", key, operator.index(seed), epochs, chosen, options)
+        for seed, (key, chosen) in product(several, settings)
+    )
+    configs = [*{config.id: config for config in every}.values()]
+    require(configs, "there is nothing to compare: give an optimizer, a seed and a learning rate")
     setup = Setup(
         *(Path(out), RUNS),
         device=str(where),
         checkpoint_seconds=CHECKPOINT_SECONDS,
         make=lambda config, device, _: Yours(config, device, recipe),
     )
-    with kept_randomness(where), interruptible() as stop, shown(progress, configs) as view:
+    watched = watching(configs) if progress is True else nullcontext(progress or View())
+    with kept_randomness(where), interruptible() as stop, watched as view:
         rehearse(recipe, configs, where)
         with writing(setup.out):
             setup.out.mkdir(parents=True, exist_ok=True)
         if fresh or name is None:  # all at once: an interruption must leave no old among the new
-            start_over(setup, configs)
+            forget(setup.file, {config.id for config in configs})
+            for config in configs:
+                (setup.folder(config) / CHECKPOINT).unlink(missing_ok=True)
         outcomes = run_all(configs, setup, "serial", view)
         if stop():
             goes_on = "; the same call, without fresh=True, goes on from here" if name else ""
@@ -156,23 +163,14 @@ def compare(
     records = [{**failed, **kept}[config.id] for config in configs]
     known = [o.config.id for o in outcomes if o.status == KNOWN]
     made = Comparison(name or UNNAMED, records, known=known)
-    if pages:
+    if report:
         lead = f"{made.verdict} The same start, batches and budget for every optimizer.".strip()
-        cover = pages.Cover(f"Optimizers on {made.name}", lead)
-        made.report = pages.write_report(setup.out, setup.out / "report", cover)
+        cover = Cover(f"Optimizers on {made.name}", lead)
+        made.report = write_report(setup.out, setup.out / "report", cover)
     return made
 
 
 # --- what can be said against the arguments before anything is trained
-
-
-def seeds_of(seeds: int | Iterable[int]) -> list[int]:
-    """As on the command line a number is a count."""
-    several = seeds if isinstance(seeds, Iterable) else range(seeds)
-    numbers = [operator.index(seed) for seed in several]
-    fine = numbers and len({*numbers}) == len(numbers) and min(numbers) >= 0
-    require(fine, f"seeds must be different, >= 0 and at least one, got {seeds!r}")
-    return numbers
 
 
 def check(recipe: Recipe, names: Sequence[str], hyper: Mapping[str, Mapping[str, Any]]) -> None:
@@ -182,33 +180,12 @@ def check(recipe: Recipe, names: Sequence[str], hyper: Mapping[str, Mapping[str,
         "model_fn must be a function that makes a new model for every run, and is a "
         f"{type(recipe.model_fn).__name__}; lambda: copy.deepcopy(model) makes one of yours",
     )
-    several = names and not isinstance(names, str) and len({*names}) == len(names)
-    require(several, f"optimizers must be different and at least one, got {names!r}")
+    require(not isinstance(names, str), f"optimizers must be a list of names, got {names!r}")
     for name in hyper:
         among = ", ".join(names)
         require(name in names, f"hyper names {name!r}, which is not among {among}")
     judged = recipe.valid is not None or not recipe.metrics
     require(judged, "metrics are taken on valid_loader, and there is none; give one")
-    check_loader("train_loader", recipe.train)
-    if recipe.valid is not None:
-        check_loader("valid_loader", recipe.valid)
-
-
-def check_loader(what: str, source: Any) -> None:
-    require(
-        isinstance(source, Iterable) or callable(source),
-        f"{what} must be a DataLoader, a list of batches or a function of the epoch, and is a "
-        f"{type(source).__name__}; wrap a data set in a DataLoader",
-    )
-    require(
-        not isinstance(source, Iterator),
-        f"{what} is an iterator and can be read only once; give a DataLoader or a list",
-    )
-    require(
-        not getattr(source, "persistent_workers", False),
-        f"{what} has persistent_workers=True, which carries random numbers from one run to the "
-        "next; make it with persistent_workers=False",
-    )
 
 
 def settings_of(
@@ -228,20 +205,15 @@ def settings_of(
         for rate in rates:
             chosen = registry.settings("yours", name, {**changes, **rate})
             made.append((name, {k: v for k, v in chosen.items() if k in legal}))
-    unique = {canonical([name, chosen]) for name, chosen in made}
-    fine = made and len(unique) == len(made)
-    require(fine, f"lrs must be different and at least one, got {lrs!r}")
     return made
 
 
 def training_options(recipe: Recipe, warmup: float, clip: float | None) -> dict[str, Any]:
     """What a run's config says about its training, every value checked."""
     schedule, dtype = recipe.schedule, recipe.autocast
-    words, legal = LEGAL["schedule"]
-    known = callable(schedule) or legal(schedule)
-    require(known, f"schedule must be {words}, or a function, got {schedule!r}")
-    words, legal = LEGAL["warmup"]
-    require(legal(warmup), f"warmup must be {words}, got {warmup!r}")
+    if not callable(schedule):
+        check_option("schedule", schedule)
+    check_option("warmup", warmup)
     above = clip is None or (type(clip) in (int, float) and clip > 0)
     require(above, f"clip must be a number above 0 or None, got {clip!r}")
     wide = dtype in (None, torch.bfloat16)
@@ -257,16 +229,6 @@ def training_options(recipe: Recipe, warmup: float, clip: float | None) -> dict[
 # --- training
 
 
-def reporting() -> Any:
-    """What is missing for a report should be known before hours of training."""
-    try:
-        return import_module(".report", __package__)
-    except ImportError as error:
-        raise LabError(
-            f"the report needs {error.name}: pip install 'adamo-optim[lab]', or say report=False"
-        ) from error
-
-
 def rehearse(recipe: Recipe, configs: Sequence[RunConfig], device: torch.device) -> None:
     """A model, every optimizer and one batch, so that mistakes show before hours of training."""
     task = Yours(configs[0], device, recipe)
@@ -276,24 +238,10 @@ def rehearse(recipe: Recipe, configs: Sequence[RunConfig], device: torch.device)
             registry.build(config.optimizer, config.hyper, model, task.example())
 
 
-@contextlib.contextmanager
-def shown(progress: bool | View, configs: Sequence[RunConfig]) -> Iterator[View]:
-    """Bars on a terminal, lines now and then elsewhere, nothing where nothing is wanted."""
-    if not isinstance(progress, bool):
-        yield progress
-    elif not progress:
-        yield View()
-    else:
-        from rich.console import Console
+def watching(configs: Sequence[RunConfig]) -> AbstractContextManager[View]:
+    """Bars on a terminal, lines now and then elsewhere."""
+    from rich.console import Console
 
-        from .progress import Display
+    from .progress import Display
 
-        with Display(Console(stderr=True), configs) as view:
-            yield view
-
-
-def start_over(setup: Setup, configs: Sequence[RunConfig]) -> None:
-    if setup.file.exists():
-        forget(setup.file, {config.id for config in configs})
-    for config in configs:
-        (setup.folder(config) / CHECKPOINT).unlink(missing_ok=True)
+    return Display(Console(stderr=True), configs)

@@ -204,6 +204,11 @@ def task_class(name: str) -> type[Task]:
     return import_module(f"{__package__}.{name}").TASK
 
 
+def check_option(name: str, value: Any) -> None:
+    words, legal = LEGAL[name]
+    require(legal(value), f"{name} must be {words}, got {value!r}")
+
+
 def all_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """A task's options with a user's changes, every name and value checked."""
     task = info(name)
@@ -211,9 +216,8 @@ def all_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     made = dict(task.defaults)
     for option, value in changes.items():
         require(option in known, f"{name} has no option {option!r}; it has {', '.join(known)}")
-        words, legal = LEGAL[option]
-        fine = legal(value) or [value, known[option]] == [None, None]
-        require(fine, f"{option} must be {words}, got {value!r}")
+        if value is not None or known[option] is not None:
+            check_option(option, value)
         if option in task.defaults or value != known[option]:
             # 0 and 0.0 are one setting and must be one run
             made[option] = float(value) if isinstance(known[option], float) else value
