@@ -1,6 +1,6 @@
 """The training loss in the plane that holds most of the paths of several runs; figure 2.
 
-The plane goes through the mean of all weight snapshots, along their first two principal directions.
+The plane goes through the mean of all weight snapshots, along their first two principal components.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from sklearn.decomposition import PCA
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -72,13 +74,21 @@ def landscape(
     configs = list(runs.values())
     config, task = config_of(configs, points), make_task(configs[0], device, data_dir)
     paths = [read_snapshots(folder) for folder in runs]
-    mean, directions, coordinates, shares = plane_of([w for path in paths for w in path], device)
-    xs, ys = (axis_of(coordinate, points) for coordinate in coordinates.unbind(1))
+    weights = torch.cat(paths).double().numpy()
+    plane = PCA(min(2, len(weights)), svd_solver="full").fit(weights)
+    shares = plane.explained_variance_ratio_.tolist()
+    if len(weights) < 3 or shares[1] <= FLAT * shares[0]:
+        raise LabError("the snapshots lie on one line, which makes no plane; train for more epochs")
+    coordinates = plane.transform(weights)  # [snapshots, 2]
+    low, high = coordinates.min(0), coordinates.max(0)
+    low, high = low - MARGIN * (high - low), high + MARGIN * (high - low)
+    xs, ys = (np.linspace(a, b, points) for a, b in zip(low, high, strict=True))
+    spanned = torch.tensor(np.vstack([plane.mean_, plane.components_]))
     loss = torch.empty(points, points, dtype=torch.float64)
-    for done, found in enumerate(losses(task, mean, directions, xs, ys)):
+    for done, found in enumerate(losses(task, spanned.float().to(device), xs, ys)):
         loss.view(-1)[done] = found
         progress(done + 1, loss.numel())
-    split = coordinates.split([len(path) for path in paths])
+    split = np.split(coordinates, np.cumsum([len(path) for path in paths])[:-1])
     arrays = {"loss": loss, "xs": xs, "ys": ys}
     arrays |= {f"path_{c.optimizer}": path for c, path in zip(configs, split, strict=True)}
     return Record(
@@ -90,8 +100,8 @@ def landscape(
     )
 
 
-def read_snapshots(folder: Path) -> list[Tensor]:
-    """A run's weights [weights] in the order of its epochs, up to where they cease to be finite."""
+def read_snapshots(folder: Path) -> Tensor:
+    """A run's weights [epochs, weights], up to where they cease to be finite."""
     path: list[Tensor] = []
     for file in sorted((folder / SNAPSHOTS).glob("*.pt")):
         weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -100,40 +110,16 @@ def read_snapshots(folder: Path) -> list[Tensor]:
         path.append(weights)
     if not path:
         raise LabError(f"{folder} has no finite snapshots; train with the option snapshots=True")
-    return path
-
-
-def plane_of(
-    snapshots: Sequence[Tensor], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, list[float]]:
-    """Mean [weights], two directions [2, weights], coordinates [snapshots, 2], variance shares."""
-    rows = torch.stack([*snapshots]).to(device).double()  # [snapshots, weights]
-    mean = rows.mean(0)
-    left, values, directions = torch.linalg.svd(rows - mean, full_matrices=False)
-    if len(rows) < 3 or values[1] ** 2 <= FLAT * values[0] ** 2:
-        raise LabError("the snapshots lie on one line, which makes no plane; train for more epochs")
-    # a direction has no sign: let the snapshot that is farthest out lie on its positive side
-    signs = left[:, :2].gather(0, left[:, :2].abs().argmax(0, keepdim=True)).sign()
-    shares = (values.square() / values.square().sum())[:2].tolist()
-    coordinates = (signs * left[:, :2] * values[:2]).cpu()
-    return mean.float(), (signs.T * directions[:2]).float(), coordinates, shares
-
-
-def axis_of(coordinate: Tensor, points: int) -> Tensor:
-    low, high = coordinate.min().item(), coordinate.max().item()
-    margin = MARGIN * (high - low)
-    return torch.linspace(low - margin, high + margin, points, dtype=torch.float64)
+    return torch.stack(path)
 
 
 @torch.no_grad()
-def losses(
-    task: Task, mean: Tensor, directions: Tensor, xs: Tensor, ys: Tensor
-) -> Iterator[Tensor]:
-    """The mean training loss at every point, row by row."""
+def losses(task: Task, plane: Tensor, xs: np.ndarray, ys: np.ndarray) -> Iterator[Tensor]:
+    """The mean training loss at every point of a plane, row by row: its origin and directions."""
     batches, model = evaluation_batches(task), new_model(task)
     freeze(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    across, up = directions
+    mean, across, up = plane
     examples = sum(len(batch[0]) for batch in batches)
     for y in ys.tolist():
         for x in xs.tolist():
