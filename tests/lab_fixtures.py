@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adamo_lab.records import FAILED, FINISHED, SUFFIX, Record, RunConfig, line_of, pack
-from adamo_lab.studies import STUDIES, Request
+from adamo_lab.studies import STUDIES
 
 ENVIRONMENT = {
     "adamo_optim": "0.2.0",
@@ -161,7 +161,7 @@ def study_records(
     name: str, *, seeds: tuple[int, ...] = (0, 1, 2), rows: int = 60, **request: Any
 ) -> list[Record]:
     """All runs of a study."""
-    configs = STUDIES[name].configs(Request(seeds=seeds, **request))
+    configs = STUDIES[name].configs(seeds=seeds, **request)
     made = [record(config, rows=rows, study=name) for config in configs]
     if name == "fig2":
         first = [r for r in made if r.config.seed == seeds[0]]

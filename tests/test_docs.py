@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib", reason="the pictures need the extra [lab]")
 
 import lab_fixtures as made
 from adamo_lab.records import Record
-from adamo_lab.studies import STUDIES, Request
+from adamo_lab.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -90,7 +90,7 @@ def test_tables_are_up_to_date(make: Any) -> None:
 
 def accuracy(optimizer: str, seed: int, value: float, **hyper: Any) -> Record:
     """A full run of CIFAR-100 with a made result."""
-    study = next(c for c in STUDIES["table1"].configs(Request((seed,))) if c.optimizer == optimizer)
+    study = next(c for c in STUDIES["table1"].configs((seed,)) if c.optimizer == optimizer)
     config = replace(study, hyper={**study.hyper, **hyper})
     found = {"swa_test_accuracy": value, "test_accuracy": value}
     return made.record(config, rows=1, result=found, study="table1")

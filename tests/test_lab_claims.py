@@ -11,7 +11,7 @@ from adamo_lab.claims import in_brief
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
 from adamo_lab.records import Record, RunConfig
 from adamo_lab.runs import DERIVED, Group, by_study, value
-from adamo_lab.studies import STUDIES, Request, Study
+from adamo_lab.studies import STUDIES, Study
 from adamo_lab.verdicts import FAILS, HOLDS, OPEN
 
 WITH_CLAIMS = [study for study in STUDIES.values() if study.claims]
@@ -293,8 +293,8 @@ def test_means() -> None:
 def test_held_out_images_of_made_up_data_are_fewer() -> None:
     """There are 2,000 of them, and studies of the real ones hold 5,000 out."""
     for name in ("tuning-cifar100", "fig4"):
-        real, made_up = (STUDIES[name].configs(Request((0,), synthetic=s)) for s in (False, True))
+        real, made_up = (STUDIES[name].configs((0,), synthetic=s) for s in (False, True))
         assert {run.options["holdout"] for run in real} == {5000}
         assert {run.options["holdout"] for run in made_up} == {500}
-        asked = STUDIES[name].configs(Request((0,), synthetic=True, options={"holdout": 100}))
+        asked = STUDIES[name].configs((0,), synthetic=True, options={"holdout": 100})
         assert {run.options["holdout"] for run in asked} == {100}

@@ -15,7 +15,7 @@ from adamo_lab.measures import WINDOW, Norms
 from adamo_lab.optimizers import settings
 from adamo_lab.records import FINISHED, RunConfig, load
 from adamo_lab.side_by_side import run_cuda
-from adamo_lab.studies import STUDIES, Request
+from adamo_lab.studies import STUDIES
 from adamo_lab.train import NORMS, Stopped, train
 
 
@@ -139,7 +139,7 @@ def test_the_studies_watch_every_run() -> None:
     found = [study for name, study in STUDIES.items() if name.startswith("premise-")]
     assert len(found) == 3
     for study in found:
-        assert all(run.options["watch"] == NORMS for run in study.configs(Request((0,))))
+        assert all(run.options["watch"] == NORMS for run in study.configs((0,)))
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from adamo_lab import cli, landscape
 from adamo_lab.engines import FINISHED, STOPPED, Outcome, Setup
 from adamo_lab.progress import Display, titles
 from adamo_lab.records import Record, RunConfig
-from adamo_lab.studies import STUDIES, Request
+from adamo_lab.studies import STUDIES
 
 
 def config(
@@ -47,9 +47,9 @@ def test_what_varies_is_named() -> None:
         "digits, AdamW, seed 0",
         "digits, AdamO, seed 0",
     ]
-    both = titles(STUDIES["language"].configs(Request(seeds=(0,)))).values()
+    both = titles(STUDIES["language"].configs(seeds=(0,))).values()
     assert "language, AdamW, corpus shakespeare, seed 0" in both
-    lengths = titles(STUDIES["tuning-cifar100"].configs(Request(seeds=(0,)))).values()
+    lengths = titles(STUDIES["tuning-cifar100"].configs(seeds=(0,))).values()
     assert any("epochs 300" in title for title in lengths)
     assert len({*lengths}) == len([*lengths])
 

@@ -36,7 +36,7 @@ from adamo_lab.records import (
     load_all,
     save,
 )
-from adamo_lab.studies import STUDIES, Request, Study
+from adamo_lab.studies import STUDIES, Study
 
 RESULTS = Path(__file__).parents[1] / "results"
 CONFIG = RunConfig("digits", "adamw", 0, 3, {"lr": 1e-3}, {"batch": 50})
@@ -341,11 +341,11 @@ def test_todays_code_can_rerun_all_of_a_study(study: Study) -> None:
     """Every record is one of its runs, and nothing would be trained again."""
     runs = [r.config for r in kept(study.name).values() if r.config.task != "landscape"]
     seeds = {config.seed for config in runs} | {*study.seeds}
-    assert {c.id for c in runs} <= {c.id for c in study.configs(Request(tuple(seeds)))}
+    assert {c.id for c in runs} <= {c.id for c in study.configs(tuple(seeds))}
     for config in runs:
         assert {*config.hyper} <= legal_arguments(config.optimizer), config.id
         assert study.arm(config), config.id
-    missing = [c for c in study.configs(Request(study.seeds)) if c.id not in kept(study.name)]
+    missing = [c for c in study.configs(study.seeds) if c.id not in kept(study.name)]
     if study.name in UNDER_WAY:
         assert missing  # else it is no longer
         return
@@ -356,7 +356,7 @@ def test_todays_code_can_rerun_all_of_a_study(study: Study) -> None:
 
 def test_a_landscape_is_of_runs_that_are_there() -> None:
     (plane,) = [r.config for r in kept("fig2").values() if r.config.task == "landscape"]
-    runs = STUDIES["fig2"].configs(Request((0,)))
+    runs = STUDIES["fig2"].configs((0,))
     assert {*plane.options["runs"]} == {run.id for run in runs} <= {*kept("fig2")}
 
 

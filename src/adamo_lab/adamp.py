@@ -33,17 +33,10 @@ class AdamP(Optimizer):
     then for the whole weight (a layer). The first that passes decides what is projected. Parameters
     with fewer than two dimensions are never projected.
 
-    Args:
-        params: parameters or groups, as for every torch optimizer.
-        lr: η; a float, or a 0-D tensor on the parameters' device, which a captured
-            step reads when it is replayed.
-        betas: β₁ and β₂.
-        eps: ε, also the least norm in the cosine.
-        weight_decay: λ, decoupled.
-        delta: δ, the threshold of the cosine; 0 never projects.
-        wd_ratio: r, what a projected weight keeps of its decay.
-        compiled: fuse the step with ``torch.compile``. Worth it where the step is captured and lr
-            is a tensor; for every new float it would be compiled again.
+    lr (η) may be a 0-D tensor on the parameters' device, which a captured step reads when it is
+    replayed; delta (δ) 0 never projects; wd_ratio (r) is what a projected weight keeps of its
+    decay. ``compiled`` fuses the step, which is worth it where the step is captured and lr is a
+    tensor; for every new float it would be compiled again.
     """
 
     compiled = False  # of a copy, too: torch keeps groups and state alone

@@ -151,13 +151,12 @@ def study(
 
     Example: adamo-lab study table2 --seeds 3 -o adamw -o adamo
     """
-    from .studies import Request
     from .studies import study as find
 
     chosen = find(name)
     require(0 < scale <= 1, f"--scale must be above 0 and at most 1, got {scale:g}")
     numbers = parse_seeds(seeds) if seeds else chosen.seeds
-    configs = chosen.configs(Request(numbers, scale, synthetic, pairs(option)))
+    configs = chosen.configs(numbers, scale, synthetic, pairs(option))
     rows = dict.fromkeys(config.optimizer for config in configs)
     for row in optimizer:
         require(row in rows, f"{name} has no row {row!r}; it has {', '.join(rows)}")

@@ -7,15 +7,6 @@ A study is one file of gzipped JSON lines, a run a line::
 pandas, polars and DuckDB read it as it is; ``results/README.md`` says what each column holds. Every
 line is a gzip member of its own: its CRC tells damage, and a damaged line takes no other with it.
 
-How the rest of the laboratory uses it::
-
-    save(record, file)                      # add a run, or replace the line of the same id
-    record = find(file, id)                 # one run, or None
-    records, problems = load(file)          # all runs; a sentence for each line that is no run
-    records, problems = load_all(folder)    # of all files in a folder and below; a run may be in
-                                            # several studies, and is then in the file of each
-    forget(file, ids)                       # take runs out
-
 Whoever trains does not save: ``train()`` returns a record, and ``engines.Setup.keep`` puts it into
 the study's file and takes the run's folder of checkpoints away.
 """

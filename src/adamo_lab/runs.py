@@ -16,7 +16,7 @@ from typing import Any
 
 from .optimizers import REGISTRY, Entry
 from .records import FINISHED, Record, RunConfig, canonical, is_number
-from .studies import STUDIES, Request, Study
+from .studies import STUDIES, Study
 from .tasks import TASKS, unit
 from .verdicts import Summary
 
@@ -142,7 +142,7 @@ def distinguishing(configs: list[RunConfig], study: Study | None) -> set[tuple[s
     """(task, option) pairs with more than one value, a study's own runs or defaults counted."""
     known = [(c.task, c.options) for c in configs]
     if study:
-        known += [(c.task, c.options) for c in study.configs(Request(seeds=(0,)))]
+        known += [(c.task, c.options) for c in study.configs((0,))]
     else:
         known += [(c.task, TASKS[c.task].defaults) for c in configs if c.task in TASKS]
     tasks = {task for task, _ in known}
@@ -157,7 +157,7 @@ def group(records: list[Record], study: Study | None, told_apart: set[tuple[str,
     parts += [f"{key}-{value}" for key, value in options.items()]
     parts += [f"scale-{c.scale:g}"] if c.scale != 1 else []
     parts += ["made-up"] if c.synthetic else []
-    own = study.configs(Request((0,), c.scale, c.synthetic)) if study else []
+    own = study.configs((0,), c.scale, c.synthetic) if study else []
     usual = study is None or canonical(dict(c.options)) in {canonical(o.options) for o in own}
     return Group(slug("-".join(parts)), c, options, lines(records, study), study, usual)
 

@@ -30,15 +30,16 @@ def configs_of(
 
     full = info(task).epochs
     options = all_options(task, options)
-    configs = []
+    configs: dict[str, RunConfig] = {}  # a setting named twice is one run
     for seed, name, change in itertools.product(seeds, optimizers, changes):
         hyper = settings(task, name, change)
         if unknown := sorted(set(change) - legal_arguments(name)):
             raise LabError(f"{name} has no hyper-parameter {unknown[0]!r}")
         check_own(name, hyper)
         require(is_number(hyper["lr"]), f"lr must be a number, got {hyper['lr']!r}")
-        configs.append(RunConfig(task, name, seed, epochs or full, hyper, options, 1.0, synthetic))
-    return configs
+        config = RunConfig(task, name, seed, epochs or full, hyper, options, 1.0, synthetic)
+        configs[config.id] = config
+    return [*configs.values()]
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -84,12 +85,7 @@ def parse(text: str) -> Any:
 def parse_list(text: str) -> list[Any]:
     """Values between commas, those inside brackets excepted: [0.9,0.95],[0.8,0.9] are two."""
     values = parse(f"[{text}]")
-    found = values if isinstance(values, list) else [parse(part) for part in text.split(",")]
-    unique: list[Any] = []
-    for value in found:
-        if not any(value == other and type(value) is type(other) for other in unique):
-            unique.append(value)
-    return unique
+    return values if isinstance(values, list) else [parse(part) for part in text.split(",")]
 
 
 def finite_number(text: str) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..errors import lookup
-from .base import Arm, Claim, Metric, Request, Runs, Study
+from .base import Arm, Claim, Metric, Runs, Study
 from .evidence import EVIDENCE
 from .paper import PAPER
 from .tuning import TUNING
 
-__all__ = ["STUDIES", "Arm", "Claim", "Metric", "Request", "Runs", "Study", "study"]
+__all__ = ["STUDIES", "Arm", "Claim", "Metric", "Runs", "Study", "study"]
 
 STUDIES = {s.name: s for s in (*PAPER, *TUNING, *EVIDENCE)}
 

@@ -30,16 +30,6 @@ HELD_OUT_OF_MADE_UP = 500  # images; a study's own number may be more than there
 
 
 @dataclass(frozen=True)
-class Request:
-    """How a user wants a study run."""
-
-    seeds: tuple[int, ...] = (0, 1, 2)
-    scale: float = 1.0
-    synthetic: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the task
-
-
-@dataclass(frozen=True)
 class Arm:
     """A row: an optimizer, with changes to the laboratory's settings of it on the task."""
 
@@ -77,18 +67,20 @@ class Runs:
     arms: tuple[Arm, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def configs(self, request: Request) -> list[RunConfig]:
+    def configs(
+        self, seeds: Sequence[int], scale: float, synthetic: bool, options: Mapping[str, Any]
+    ) -> list[RunConfig]:
         fewer = {"holdout": HELD_OUT_OF_MADE_UP} if self.options.get("holdout") else {}
-        changes = {**self.options, **(fewer if request.synthetic else {}), **request.options}
+        changes = {**self.options, **(fewer if synthetic else {}), **options}
         options = all_options(self.task, changes)
-        epochs = max(1, round(self.epochs * request.scale))
+        epochs = max(1, round(self.epochs * scale))
         return [
             RunConfig(
                 *(self.task, arm.optimizer, seed, epochs),
                 *(settings(self.task, arm.optimizer, arm.hyper), options),
-                *(request.scale, request.synthetic),
+                *(scale, synthetic),
             )
-            for seed in request.seeds
+            for seed in seeds
             for arm in self.arms
         ]
 
@@ -155,8 +147,15 @@ class Study:
     kind: str = "table"  # "trials": the best of each; "heatmaps", "landscape", "curves": figures
     seeds: tuple[int, ...] = (0, 1, 2)
 
-    def configs(self, request: Request) -> list[RunConfig]:
-        return [config for runs in self.runs for config in runs.configs(request)]
+    def configs(
+        self,
+        seeds: Sequence[int],
+        scale: float = 1.0,
+        synthetic: bool = False,
+        options: Mapping[str, Any] | None = None,  # of the task
+    ) -> list[RunConfig]:
+        asked = seeds, scale, synthetic, options or {}
+        return [config for runs in self.runs for config in runs.configs(*asked)]
 
     def arm(self, config: RunConfig) -> Arm | None:
         """The row that a run belongs to; one with other hyper-parameters has none."""
