@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ def landscape(
     config, task = config_of(configs, points), make_task(configs[0], device, data_dir)
     paths = [read_snapshots(folder) for folder in runs]
     weights = torch.cat(paths).double().numpy()
-    plane = PCA(min(2, len(weights)), svd_solver="full").fit(weights)
+    plane: Any = PCA(min(2, len(weights)), svd_solver="full").fit(weights)
     shares = plane.explained_variance_ratio_.tolist()
     if len(weights) < 3 or shares[1] <= FLAT * shares[0]:
         raise LabError("the snapshots lie on one line, which makes no plane; train for more epochs")

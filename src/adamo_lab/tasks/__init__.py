@@ -216,7 +216,7 @@ def all_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     made = dict(task.defaults)
     for option, value in changes.items():
         require(option in known, f"{name} has no option {option!r}; it has {', '.join(known)}")
-        if value is not None or known[option] is not None:
+        if [value, known[option]] != [None, None]:
             check_option(option, value)
         if option in task.defaults or value != known[option]:
             # 0 and 0.0 are one setting and must be one run
