@@ -82,8 +82,11 @@ def notes(records: Sequence[Record]) -> list[str]:
     many = f"Mean ± standard deviation over {seeds} seeds."
     said = [many if seeds > 1 else "One seed, so no error bars."]
     said.append(training(records[0].config.options))
-    if times := [f"{x.label} {x.seconds:.2g}" for x in settings(records) if x.seconds]:
-        said.append(f"Seconds an epoch: {', '.join(times)}.")
+    times: dict[str, list[float]] = {}
+    for line in settings(records):
+        times.setdefault(line.title, []).append(line.seconds)
+    each = (f"{title} {statistics.fmean(found):.2g}" for title, found in times.items())
+    said.append(f"Seconds an epoch: {', '.join(each)}.")
     for c in {r.config.optimizer: r.config for r in records}.values():
         hyper = ", ".join(f"{k} {v}" for k, v in c.hyper.items() if k != "lr")
         said.append(f"{entry_of(c.optimizer).label}: {hyper}")
