@@ -474,6 +474,8 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         {"metrics": lambda m, b: {"diverged_at": 1.0}, "valid_loader": CONSTANT},
         "metrics may not be called diverged_at; choose another name",
     ),
+    "data set": ({"loader": DATA}, "train_loader must be .* TensorDataset; wrap a data set in a D"),
+    "data set for validation": ({"valid_loader": DATA}, "valid_loader must be .*; wrap a data set"),
     "iterator": ({"loader": endless()}, "train_loader gave two different .* be read only once"),
     "example of another width": (
         {"example_batch": X[:, :3]},
@@ -600,11 +602,10 @@ def test_persistent_workers_that_carry_random_numbers_on_are_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"loader": DATA}, "'TensorDataset' object is not callable"),
         ({"seeds": (-1,)}, "non-negative"),
         ({"metrics": lambda m, b: {"error": b[0][0]}, "valid_loader": CONSTANT}, "shape '..' is"),
     ],
-    ids=["data set", "negative seed", "vector"],
+    ids=["negative seed", "vector"],
 )
 def test_what_python_and_torch_refuse_clearly(tmp_path: Path, changes: Any, error: str) -> None:
     with pytest.raises((TypeError, ValueError, RuntimeError), match=error):

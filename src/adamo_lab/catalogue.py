@@ -27,8 +27,11 @@ def show(what: str) -> None:
     if what and what not in KINDS:
         raise LabError(f"{what!r} cannot be listed; say {', '.join(KINDS)}, or nothing")
     if what in ("", "studies"):
-        rows = [(s.name, f"{s.title}. {s.about}" if what else s.title) for s in STUDIES.values()]
-        lines("Studies", "adamo-lab study NAME", rows)
+        told = {s.name: f"{s.title}. {s.about}" if what else s.title for s in STUDIES.values()}
+        # names like evidence-gpt say enough for a screen
+        rows = [(name, about) for name, about in told.items() if what or "-" not in name]
+        rows += [] if what else [("others", ", ".join(name for name in told if "-" in name))]
+        lines("Studies", "adamo-lab study NAME; adamo-lab list studies for more", rows)
     if what in ("", "tasks"):
         details = {n: f". {t.epochs} {t.unit}s; {pairs_of(t.defaults)}" for n, t in TASKS.items()}
         rows = [(n, t.about + (details[n] if what else "")) for n, t in TASKS.items()]

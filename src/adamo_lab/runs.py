@@ -152,7 +152,8 @@ def distinguishing(configs: list[RunConfig], study: Study | None) -> set[tuple[s
 
 def group(records: list[Record], study: Study | None, told_apart: set[tuple[str, str]]) -> Group:
     c = records[0].config
-    options = {k: v for k, v in sorted(c.options.items()) if (c.task, k) in told_apart}
+    every = {**(TASKS[c.task].later if c.task in TASKS else {}), **c.options}
+    options = {k: v for k, v in sorted(every.items()) if (c.task, k) in told_apart}
     parts = [study.name if study else f"{records[0].study}-{c.task}-{c.epochs}-epochs"]
     parts += [f"{key}-{value}" for key, value in options.items()]
     parts += [f"scale-{c.scale:g}"] if c.scale != 1 else []

@@ -186,6 +186,11 @@ def check(recipe: Recipe, names: Sequence[str], hyper: Mapping[str, Mapping[str,
         require(name in names, f"hyper names {name!r}, which is not among {among}")
     judged = recipe.valid is not None or not recipe.metrics
     require(judged, "metrics are taken on valid_loader, and there is none; give one")
+    for what, source in (("train_loader", recipe.train), ("valid_loader", recipe.valid)):
+        fine = source is None or isinstance(source, Iterable) or callable(source)
+        batches = "must be a DataLoader, a list of batches or a function of the epoch"
+        kind = f"and is a {type(source).__name__}; wrap a data set in a DataLoader"
+        require(fine, f"{what} {batches}, {kind}")
 
 
 def settings_of(
