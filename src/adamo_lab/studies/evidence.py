@@ -50,10 +50,11 @@ def faster(decay: float, *rates: float, factors: Sequence[float] = (2.0, 4.0, 10
     ]
 
 
-def bounds(decay: float) -> tuple[Arm, ...]:
+def bounds(decay: float, *rates: float, angles: Sequence[float] = (0.03, 0.1)) -> tuple[Arm, ...]:
     """Other bounds of the angle."""
     own = ("angular_bounds", "AngularAdamW, other bounds")
-    return trials("angular", *own, lr=(2e-3,), weight_decay=(decay,), max_angle=(0.03, 0.1))
+    axes = {"lr": rates or (2e-3,), "weight_decay": (decay,), "max_angle": angles}
+    return trials("angular", *own, **axes)
 
 
 # Rates over two decades, with the schedules that people use.
@@ -142,6 +143,8 @@ EVIDENCE = (
                     *trials("adamw", lr=SMALL_RATES, weight_decay=(0.1,)),
                     *angles(lr=SMALL_RATES, weight_decay=(0.1,)),
                     *faster(0.1, *SMALL_RATES, factors=(4.0, 10.0)),
+                    # added when the others had been seen
+                    *bounds(0.1, *SMALL_RATES, angles=(0.1, 0.2, 0.5)),
                 ),
                 SMALL,
             ),
