@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+# torch's profiler says on stderr when it starts and stops, in the middle of the bar
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 Run = Callable[[], Any]
 

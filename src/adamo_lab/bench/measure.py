@@ -6,6 +6,7 @@ import gc
 import json
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +179,15 @@ def tell(record: dict[str, Any], console: Console) -> None:
         title = f"{network}: one step, as multiples of AdamW fused"
         table = Table(title=title, box=None, pad_edge=False)  # all of it fits into 80 columns
         table.add_column("optimizer", no_wrap=True)
-        for heading in COLUMNS:
+        rows = {
+            name: [column(row) for column in COLUMNS.values()]
+            for name, row in found["optimizers"].items()
+        }
+        told = [any(cells) for cells in zip(*rows.values(), strict=True)]  # a CPU has no GPU column
+        for heading in compress(COLUMNS, told):
             table.add_column(heading, justify="right")
-        for name, row in found["optimizers"].items():
-            table.add_row(name, *(column(row) for column in COLUMNS.values()))
+        for name, cells in rows.items():
+            table.add_row(name, *compress(cells, told))
         console.print(table)
     for name, speed in record.get("training", {}).items():
         console.print(f"{name}: {', '.join(f'{key} {x:.3f}' for key, x in speed.items())}")
