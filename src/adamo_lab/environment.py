@@ -31,7 +31,7 @@ def describe(
         about["device"] = torch.cuda.get_device_name(device) if on_gpu else processor()
         about["threads"] = torch.get_num_threads()
     if seconds is not None:
-        about["seconds"] = round(seconds, 2)
+        about["seconds"] = round(seconds, 4)
     if warnings:
         about["warnings"] = warnings
     return about
