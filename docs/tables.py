@@ -108,10 +108,10 @@ def sensitivity(name: str) -> str:
     return table(rows)
 
 
-def best_trials(*names: str) -> str:
+def best_trials() -> str:
     """Of every optimizer's trials on a task, how many there are and the best; all are one run."""
     rows = [["task", "optimizer", "trials", "measured", "best", "at"]]
-    for name in names:
+    for name in ("tuning-cifar100", "tuning-grokking", "tuning-language"):
         metric, where = STUDIES[name].metrics[0], STUDIES[name].title.removeprefix("Tuning on ")
         for group in settled(name):
             for title in dict.fromkeys(line.title for line in group.lines):
@@ -280,8 +280,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "test_accuracy": ("test accuracy, %", 100, 1),
         },
     ),
-    "tuning": lambda: best_trials("tuning-cifar100", "tuning-grokking", "tuning-language"),
-    "evidence": lambda: best_trials("evidence-gpt", "evidence-vit"),
+    "tuning": best_trials,
     "evidence-gpt": lambda: by_rate("evidence-gpt"),
     "evidence-vit": lambda: by_rate("evidence-vit"),
     "evidence-digits": lambda: by_rate("evidence-digits"),
