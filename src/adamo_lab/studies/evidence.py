@@ -125,7 +125,15 @@ EVIDENCE = (
         "BatchNorm's statistics?",
         kind="trials",
         runs=tuple(
-            Runs("digits", 20, (*trials("adamw", **WIDE), *angles(**WIDE)), {"schedule": schedule})
+            Runs(
+                *("digits", 20),
+                # the bounds were added when the others had been seen
+                (
+                    *(*trials("adamw", **WIDE), *angles(**WIDE)),
+                    *bounds(0.1, 3e-3, 1e-2, angles=(0.1, 0.2, 0.5)),
+                ),
+                {"schedule": schedule},
+            )
             for schedule in SCHEDULES
         ),
         metrics=(ACCURACY,),
