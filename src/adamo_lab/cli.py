@@ -89,7 +89,8 @@ def run(
     optimizer: Annotated[
         list[str],
         typer.Option(
-            *("--optimizer", "-o"),
+            "--optimizer",
+            "-o",
             help="Which; again for more. Default: adamw, adamo and angular; of a grid adamw.",
         ),
     ] = [],  # noqa: B006

@@ -79,8 +79,11 @@ SOURCES = {
     "wikitext2": Source(
         "WikiText-2",
         (
-            *("wikitext-2.*.txt", "wikitext-2.*.txt.gz", "wikitext-2/wiki.*.tokens"),
-            *("wiki.*.tokens", "wikitext-2-v1.zip"),
+            "wikitext-2.*.txt",
+            "wikitext-2.*.txt.gz",
+            "wikitext-2/wiki.*.tokens",
+            "wiki.*.tokens",
+            "wikitext-2-v1.zip",
         ),
     ),
 }
@@ -231,7 +234,8 @@ def fetch(source: Source, where: Path) -> None:
         with (
             urllib.request.urlopen(source.url, timeout=TIMEOUT) as response,
             wrap_file(
-                *(response, response.length or 0),
+                response,
+                response.length or 0,
                 description=source.file,
                 console=console,
                 disable=not console.is_terminal,

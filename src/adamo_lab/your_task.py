@@ -21,8 +21,14 @@ from .tasks.base import Batch, Phase, Task
 from .train import new_model
 
 OWN = (  # names of the laboratory's own numbers
-    *("epoch", "train_loss", "lr", "weight_norm", "matrix_norm", "valid_loss"),
-    *("diverged_at", "weights_sha256"),
+    "epoch",
+    "train_loss",
+    "lr",
+    "weight_norm",
+    "matrix_norm",
+    "valid_loss",
+    "diverged_at",
+    "weights_sha256",
 )
 
 LossFunction = Callable[[nn.Module, Any], Tensor]

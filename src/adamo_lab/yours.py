@@ -140,7 +140,8 @@ def compare(
     configs = [*{config.id: config for config in every}.values()]
     require(configs, "there is nothing to compare: give an optimizer, a seed and a learning rate")
     setup = Setup(
-        *(Path(out), RUNS),
+        Path(out),
+        RUNS,
         device=str(where),
         checkpoint_seconds=CHECKPOINT_SECONDS,
         make=lambda config, device, _: Yours(config, device, recipe),

@@ -76,9 +76,14 @@ class Runs:
         epochs = max(1, round(self.epochs * scale))
         return [
             RunConfig(
-                *(self.task, arm.optimizer, seed, epochs),
-                *(settings(self.task, arm.optimizer, arm.hyper), options),
-                *(scale, synthetic),
+                self.task,
+                arm.optimizer,
+                seed,
+                epochs,
+                settings(self.task, arm.optimizer, arm.hyper),
+                options,
+                scale,
+                synthetic,
             )
             for seed in seeds
             for arm in self.arms

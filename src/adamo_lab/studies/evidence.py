@@ -42,7 +42,9 @@ def faster(decay: float, *rates: float, factors: Sequence[float] = (2.0, 4.0, 10
         one
         for n in factors
         for one in trials(
-            *("adamw", f"adamw_turning_{n:g}", f"AdamW, {n:g} times the rate on what turns"),
+            "adamw",
+            f"adamw_turning_{n:g}",
+            f"AdamW, {n:g} times the rate on what turns",
             lr=rates or (1e-3, 2e-3),
             weight_decay=(decay,),
             turning_lr=(n,),
@@ -94,7 +96,8 @@ EVIDENCE = (
                 (
                     *tuned((0.1, 0.5), "adamp"),
                     *trials("sgd", lr=(0.03, 0.1, 0.3, 1.0), weight_decay=(1e-4, 5e-4)),
-                    *(*faster(0.1), *bounds(0.1)),
+                    *faster(0.1),
+                    *bounds(0.1),
                 ),
                 ORDINARY,
             ),
@@ -126,10 +129,12 @@ EVIDENCE = (
         kind="trials",
         runs=tuple(
             Runs(
-                *("digits", 20),
+                "digits",
+                20,
                 # the bounds were added when the others had been seen
                 (
-                    *(*trials("adamw", **WIDE), *angles(**WIDE)),
+                    *trials("adamw", **WIDE),
+                    *angles(**WIDE),
                     *bounds(0.1, 3e-3, 1e-2, angles=(0.1, 0.2, 0.5)),
                 ),
                 {"schedule": schedule},
@@ -146,7 +151,8 @@ EVIDENCE = (
         kind="trials",
         runs=(
             Runs(
-                *("gpt", 50),
+                "gpt",
+                50,
                 (
                     *trials("adamw", lr=SMALL_RATES, weight_decay=(0.1,)),
                     *angles(lr=SMALL_RATES, weight_decay=(0.1,)),

@@ -44,7 +44,8 @@ TABLE1 = Study(
     about="ResNet-18 with BatchNorm, 300 epochs, the paper's protocol; and its ablations.",
     runs=(
         Runs(
-            *("cifar100", 300),
+            "cifar100",
+            300,
             (
                 *arms("adam", "adamw"),
                 arm("adamw", "adamw_tuned", "AdamW, tuned", **TUNED),
@@ -58,7 +59,8 @@ TABLE1 = Study(
     paper={name: {SWA.key: percent(*told)} for name, told in PRINTED.items()},
     claims=(
         *claims(
-            *("Table 1", SWA.key),
+            "Table 1",
+            SWA.key,
             {
                 "AdamO is more accurate than AdamW.": "adamo_paper > adamw",
                 "AdamO is more accurate than AdamP.": "adamo_paper > adamp",
@@ -75,11 +77,16 @@ TABLE1 = Study(
         ),
         Claim(
             "AdamO-Isotropic is indistinguishable from AdamW (within half a point).",
-            *(SWA.key, "adamo_isotropic = adamw", "section 3.2", 0.005),
+            SWA.key,
+            "adamo_isotropic = adamw",
+            "section 3.2",
+            0.005,
         ),
         Claim(
             "AdamO ends with a smaller parameter norm than AdamW.",
-            *(NORM.key, "adamo_paper < adamw", "section 3.3"),
+            NORM.key,
+            "adamo_paper < adamw",
+            "section 3.3",
         ),
     ),
 )
@@ -98,7 +105,8 @@ TABLE2 = Study(
     },
     claims=(
         *claims(
-            *("Table 2", FINAL.key),
+            "Table 2",
+            FINAL.key,
             {
                 "AdamO reaches a higher final accuracy than AdamW.": "adamo_paper > adamw",
                 "AdamO reaches a higher final accuracy than AdamP.": "adamo_paper > adamp",
@@ -110,7 +118,9 @@ TABLE2 = Study(
         Claim("AdamO groks later than AdamW.", GROKKED.key, "adamo_paper > adamw", "Table 2"),
         Claim(
             "AdamO with its defaults groks earlier than AdamW.",
-            *(GROKKED.key, "adamo < adamw", OURS),
+            GROKKED.key,
+            "adamo < adamw",
+            OURS,
         ),
     ),
 )
@@ -126,7 +136,8 @@ TABLE3 = Study(
         for name, mean in (("adamw", 99.02), ("adamo_isotropic", 98.95), ("adamo", 99.13))
     },
     claims=claims(
-        *("Table 3", FINAL.key),
+        "Table 3",
+        FINAL.key,
         {
             "Radial decay reaches a higher accuracy than isotropic decay within AdamO.": (
                 "adamo > adamo_isotropic"
@@ -146,7 +157,8 @@ LANGUAGE = Study(
     runs=tuple(Runs("language", 50, LANGUAGE_ARMS, {"corpus": corpus}) for corpus in CORPORA),
     metrics=(LOSS, Metric("valid_perplexity", "perplexity", higher_is_better=False)),
     claims=claims(
-        *("abstract", LOSS.key),
+        "abstract",
+        LOSS.key,
         {
             "AdamO generalizes better than AdamW on language tasks.": "adamo_paper < adamw",
             "AdamO generalizes better than AdamP on language tasks.": "adamo_paper < adamp",
@@ -161,10 +173,12 @@ BY_ROWS = Study(
     about='The language model on Tiny Shakespeare again, with block="row".',
     runs=(
         Runs(
-            *("language", 50),
+            "language",
+            50,
             (
                 arm("adamw"),
-                *(arm("adamo"), arm("adamo", "adamo_rows", "AdamO by rows", block="row")),
+                arm("adamo"),
+                arm("adamo", "adamo_rows", "AdamO by rows", block="row"),
                 arm("adamo_paper", "adamo_paper_rows", "AdamO (paper) by rows", block="row"),
             ),
             {"corpus": "shakespeare"},
@@ -172,7 +186,8 @@ BY_ROWS = Study(
     ),
     metrics=(LOSS,),
     claims=claims(
-        *(OURS, LOSS.key),
+        OURS,
+        LOSS.key,
         {
             "On characters AdamO by rows has a lower loss than by tensors.": "adamo_rows < adamo",
             "On characters AdamO by rows has a lower loss than AdamW.": "adamo_rows < adamw",
@@ -223,7 +238,9 @@ FIG3 = Study(
     kind="curves",
     runs=(Runs("cifar100", 300, arms("adamw", "adamp", "adamo_paper")),),
     metrics=(
-        *(FINAL, BEST, SWA),
+        FINAL,
+        BEST,
+        SWA,
         Metric("early_test_accuracy", "first 200", percent=True),
         Metric("gain_at_drops", "gain at drops", percent=True),
     ),
@@ -254,7 +271,8 @@ FIG4 = Study(
     kind="heatmaps",
     runs=(
         Runs(
-            *("cifar100", 20),
+            "cifar100",
+            20,
             maps(
                 (2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3),
                 (0.01, 0.05, 0.1, 0.5, 1.0),
@@ -266,16 +284,21 @@ FIG4 = Study(
     metrics=(
         Metric("swa_valid_accuracy", "SWA", percent=True),
         Metric("valid_accuracy", "final", percent=True),
-        *(NEAR, REGION),
+        NEAR,
+        REGION,
     ),
     claims=(
         Claim(
             "AdamO has more settings within 1 point of its best than AdamW (one share a seed).",
-            *("near_share", "adamo_paper > adamw", "Figure 4"),
+            "near_share",
+            "adamo_paper > adamw",
+            "Figure 4",
         ),
         Claim(
             "AdamO's largest connected region of such settings is larger than AdamW's.",
-            *("region_share", "adamo_paper > adamw", "Figure 4"),
+            "region_share",
+            "adamo_paper > adamw",
+            "Figure 4",
         ),
     ),
 )
@@ -317,8 +340,10 @@ PREMISE_TASKS = {  # its length, its rows, and how it reads in a title and a cla
     # the paper's AdamO has no norms to speak of there: Table 2
     "grokking": (5000, ("adam", "adamw", "adamo"), "modular addition", "modular addition"),
     "language": (
-        *(50, ("adam", "adamw", "adamo_paper", "adamo")),
-        *("Tiny Shakespeare", "Tiny Shakespeare"),
+        50,
+        ("adam", "adamw", "adamo_paper", "adamo"),
+        "Tiny Shakespeare",
+        "Tiny Shakespeare",
     ),
 }
 
@@ -342,18 +367,31 @@ def premise(task: str) -> Study:
             Claim(
                 f"On {where} decay adds to how the norms oscillate, however little that is: AdamW "
                 "undoes more of their way than Adam.",
-                *("way_undone", "adamw > adam", "abstract, section 1"),
+                "way_undone",
+                "adamw > adam",
+                "abstract, section 1",
             ),
             Claim(
                 f"On {where} AdamO suppresses that: it undoes less than AdamW.",
-                *("way_undone", f"{rows[2]} < adamw", "section 1"),
+                "way_undone",
+                f"{rows[2]} < adamw",
+                "section 1",
             ),
         ),
     )
 
 
 PAPER = (
-    *(TABLE1, TABLE2, TABLE3, FIG1, FIG2, FIG3, FIG4, FIG4_DIGITS, FIG4_DIGITS_COSINE, LANGUAGE),
+    TABLE1,
+    TABLE2,
+    TABLE3,
+    FIG1,
+    FIG2,
+    FIG3,
+    FIG4,
+    FIG4_DIGITS,
+    FIG4_DIGITS_COSINE,
+    LANGUAGE,
     BY_ROWS,
     *map(premise, PREMISE_TASKS),
 )

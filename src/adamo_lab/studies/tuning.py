@@ -32,7 +32,8 @@ VISION = {
         *swept(MATRICES, None),
     ),
     LONG: (
-        *(*swept(ALL, None, 3e-4), *swept(MATRICES, None, 3e-4)),
+        *swept(ALL, None, 3e-4),
+        *swept(MATRICES, None, 3e-4),
         *swept({**MATRICES, "weight_decay": 1.5}, None),
         *trials("sgd", swa_lr=(0.0125, 0.03)),
     ),
