@@ -99,8 +99,17 @@ class AdamO(Blockwise):
     """
 
     STRUCTURE = (
-        *("rule", "found", "low_dim", "previous_gradient", "decay_lr", "block", "rounding"),
-        *("foreach", "fused", "capturable", "differentiable"),
+        "rule",
+        "found",
+        "low_dim",
+        "previous_gradient",
+        "decay_lr",
+        "block",
+        "rounding",
+        "foreach",
+        "fused",
+        "capturable",
+        "differentiable",
     )
     NUMBERS = (*NUMBERS, *BUFFERS)
     _is_built = False

@@ -120,7 +120,11 @@ class ThreePasses(Bucket):
                 sampled = as_real(g if rows is None else g.narrow(0, *rows))
             blocks.append(
                 block_of(
-                    *(i, local(member.p), g, state, self.differentiable),
+                    i,
+                    local(member.p),
+                    g,
+                    state,
+                    self.differentiable,
                     sampled=sampled,
                     ratio=self.ratios[i],
                     seed=self.seeds[i] if self.stochastic[i] else None,

@@ -26,8 +26,17 @@ WW, GW, GG, KAPPA, MW, UW, UU, ACTIVE = (
 LIVE, USE_GRADIENT, KEEP_GRADIENT, SIGN, P, Q, BETA1, BETA2, DEBIAS1, DEBIAS2, EPS = (
     tl.constexpr(RECORD.index(name))
     for name in (
-        *("live", "use_gradient", "keep_gradient", "sign", "p", "q"),
-        *("beta1", "beta2", "debias1", "debias2", "eps"),
+        "live",
+        "use_gradient",
+        "keep_gradient",
+        "sign",
+        "p",
+        "q",
+        "beta1",
+        "beta2",
+        "debias1",
+        "debias2",
+        "eps",
     )
 )
 A1, B, GUARDED_UPDATE = (tl.constexpr(RECORD.index(name)) for name in ("a1", "b", "guarded_update"))

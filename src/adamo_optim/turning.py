@@ -260,7 +260,9 @@ def rounded_sums(w: Tensor, g: Tensor, m: Tensor) -> Tensor:
 def step_of_sgd(w: Tensor, m: Tensor, lr: float, weight_decay: float) -> None:
     """w ← w − lr·(m + weight_decay·w) in torch's one kernel on a CPU that has both coefficients."""
     torch._fused_sgd_(
-        *([w], [m], []),
+        [w],
+        [m],
+        [],
         weight_decay=weight_decay,
         momentum=0.0,
         lr=lr,

@@ -47,6 +47,10 @@ def contenders() -> dict[str, Contender]:
         "AdamO, no curvature": Contender(lambda ps: AdamO(ps, **none), 52),
         "AdamO, bfloat16 g⁻": Contender(lambda ps: AdamO(ps, previous_gradient="bfloat16"), 56),
         "AdamO, sampled g⁻": Contender(lambda ps: AdamO(ps, previous_gradient="sampled"), 52.5),
+        # what one gets where no kernel was compiled, or Triton is missing: torch fused for the rest
+        "AngularAdamW, no kernel": Contender(
+            lambda ps: AngularAdamW(turning(ps, foreach=True)), 28, slow=True
+        ),
         "AngularAdamW foreach": Contender(
             lambda ps: AngularAdamW(turning(ps), foreach=True), 28, slow=True
         ),
@@ -75,12 +79,15 @@ def peers(names: list[str]) -> tuple[dict[str, Contender], dict[str, str]]:
     return found, absent
 
 
-def turning(params: Parameters) -> list[dict[str, Any]]:
+def turning(params: Parameters, foreach: bool | None = None) -> list[dict[str, Any]]:
     """In two groups: the weights that AngularAdamW turns, as their shapes say, and the others."""
-    groups: dict[str, Parameters] = {"scale_invariant": [], "general": []}
-    for p in params:
-        groups["scale_invariant" if getattr(p, "turns", False) else "general"].append(p)
-    return [{"params": those, "rule": rule} for rule, those in groups.items() if those]
+    turn = [p for p in params if getattr(p, "turns", False)]
+    others = [p for p in params if not getattr(p, "turns", False)]
+    groups = [
+        {"params": turn, "rule": "scale_invariant", "foreach": foreach},
+        {"params": others, "rule": "general"},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 # --- shapes

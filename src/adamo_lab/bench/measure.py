@@ -16,8 +16,8 @@ from rich.progress import track
 from rich.table import Table
 
 from .. import environment
+from ..disk import write_atomically
 from ..errors import LabError, writing
-from ..records import write_atomically
 from .clock import Clock
 from .contenders import (
     MANY,

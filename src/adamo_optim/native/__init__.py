@@ -24,8 +24,12 @@ from ..dtensor import as_real, local
 from ..geometry import is_dense
 
 DTYPES = (
-    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    *(torch.complex64, torch.complex128),
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex64,
+    torch.complex128,
 )
 REDUCE, MOMENTS, APPLY, ALL = range(4)  # kernel.c's phases
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -76,9 +76,9 @@ def rate(learning_rate: Any, count: Array) -> Any:
     return learning_rate(count) if callable(learning_rate) else learning_rate
 
 
-def numbers(kind: Any, dtype: Any, values: Sequence[Any]) -> Any:
+def numbers(kind: Any, dtype: Any, values: Mapping[str, Any]) -> Any:
     """A NamedTuple of the laws, filled with arrays."""
-    return kind(*(jnp.asarray(x, dtype) for x in values))
+    return kind(**{name: jnp.asarray(x, dtype) for name, x in values.items()})
 
 
 def compute_dtype(w: Array) -> Any:

@@ -94,14 +94,24 @@ def adamo(
         raise ValueError(f"guard must be True or False, got {guard!r}")
     isotropic = decay_lr == "tangential"
     auto = isinstance(curvature_target, str)
-    options = (
-        *(*betas, eps),
-        *((0.0, weight_decay) if isotropic else (weight_decay, 0.0)),
-        *((radial_lr_ratio, 0.0) if radial_lr is None else (0.0, radial_lr)),
-        *(radial_beta, float(auto)),
-        *(0.0 if auto or curvature_target is None else curvature_target, curvature_beta),
-        *(low_dim_scale, 0.0 if delta is None else delta, wd_ratio, float(guard), 1.0),
-    )
+    options = {  # of laws.Options, all but lr
+        "beta1": betas[0],
+        "beta2": betas[1],
+        "eps": eps,
+        "weight_decay": 0.0 if isotropic else weight_decay,
+        "isotropic_decay": weight_decay if isotropic else 0.0,
+        "radial_lr_ratio": radial_lr_ratio if radial_lr is None else 0.0,
+        "radial_lr": 0.0 if radial_lr is None else radial_lr,
+        "radial_beta": radial_beta,
+        "curvature_auto": float(auto),
+        "curvature_target": 0.0 if auto or curvature_target is None else curvature_target,
+        "curvature_beta": curvature_beta,
+        "low_dim_scale": low_dim_scale,
+        "delta": 0.0 if delta is None else delta,
+        "wd_ratio": wd_ratio,
+        "guard": float(guard),
+        "sign": 1.0,  # optax has no maximize
+    }
     curved = curvature_target is not None
 
     def init(params: Any) -> AdamOState:
@@ -114,7 +124,7 @@ def adamo(
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AdamOState]:
         if params is None:
             raise ValueError(NO_PARAMS)
-        numbers_of_step = (rate(learning_rate, state.count), *options)
+        numbers_of_step = {"lr": rate(learning_rate, state.count), **options}
 
         def one(
             w: Array, g: Array, rule: str, m: Array, v: Array, g_: Array, *memory: Array
@@ -151,7 +161,7 @@ def first_leaf(w: Array, rule: str, block: str, curved: bool) -> Leaf:
 def step(
     w: Array,
     g: Array,
-    options: tuple[Any, ...],
+    options: dict[str, Any],
     rule: str,
     block: str,
     m: Array,
@@ -196,12 +206,13 @@ def traits_of(w: Array, kept: Any, rule: str, by_row: bool) -> laws.Traits:
     """``kept`` is the weight's own dtype, ``w`` has the one of the arithmetic."""
     entries = w.size // w.shape[0] if by_row else w.size
     narrow, wide = jnp.finfo(kept), jnp.finfo(w.dtype)
-    values = (
-        *(float(rule == "low_dim"), float(rule == "scale_invariant")),
-        max(entries, 1) ** -0.5,
+    values = {
+        "low_dim": float(rule == "low_dim"),
+        "scale_invariant": float(rule == "scale_invariant"),
+        "inverse_root": max(entries, 1) ** -0.5,
         # what a difference of sums resolves, or two units of the gradient's own precision
-        max((2 * float(narrow.eps)) ** 2, 16 * float(wide.eps)),
-        1e-161 if w.dtype == jnp.float64 else 1e-22,
-        float(wide.max),
-    )
+        "rounding": max((2 * float(narrow.eps)) ** 2, 16 * float(wide.eps)),
+        "smallest_eps": 1e-161 if w.dtype == jnp.float64 else 1e-22,
+        "largest_square": float(wide.max),
+    }
     return numbers(laws.Traits, w.dtype, values)

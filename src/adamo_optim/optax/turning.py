@@ -78,13 +78,20 @@ def angular_adamw(
         )
 
     adamw = optax.adamw(learning_rate, beta1, beta2, eps, weight_decay=weight_decay, mask=mask)
-    rms = 0.0 if angular_rms is None else angular_rms
-    turns = turn(learning_rate, (beta1, beta2, eps, rms, max_angle, 1.0))
+    options = {
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": eps,
+        "angular_rms": 0.0 if angular_rms is None else angular_rms,
+        "max_angle": max_angle,
+        "sign": 1.0,  # optax has no maximize
+    }
+    turns = turn(learning_rate, options)
     return optax.partition({"adamw": adamw, "turns": turns}, kinds)
 
 
-def turn(learning_rate: Any, options: tuple[Any, ...]) -> optax.GradientTransformation:
-    """The rotation of every leaf; ``options`` are those of ``TurnOptions`` after lr."""
+def turn(learning_rate: Any, options: dict[str, Any]) -> optax.GradientTransformation:
+    """The rotation of every leaf; ``options`` are those of ``TurnOptions`` but lr."""
 
     def init(params: Any) -> TurnState:
         jax.tree_util.tree_map_with_path(refuse_zero, params)
@@ -94,7 +101,7 @@ def turn(learning_rate: Any, options: tuple[Any, ...]) -> optax.GradientTransfor
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, TurnState]:
         if params is None:
             raise ValueError(NO_PARAMS)
-        numbers_of_step = (rate(learning_rate, state.count), *options)
+        numbers_of_step = {"lr": rate(learning_rate, state.count), **options}
 
         def one(w: Array, g: Array, *memory: Array) -> Leaf:
             return turned(w, g, state.count, numbers_of_step, *memory)
@@ -127,7 +134,7 @@ def turned(
     w: Array,
     g: Array,
     count: Array,
-    options: tuple[Any, ...],
+    options: dict[str, Any],
     exp_avg: Array,
     mean_square: Array,
     initial_norm: Array,
@@ -143,7 +150,7 @@ def turned(
     sums = laws.TurnSums(*(jnp.sum(x * y) for x, y in ((w, w), (g, g), (m, w), (m, m))))
     law, memory = laws.turn_law(
         o,
-        numbers(laws.TurnTraits, dtype, [w.size**-0.5]),
+        numbers(laws.TurnTraits, dtype, {"inverse_root": w.size**-0.5}),
         laws.TurnMemory(count.astype(dtype), mean_square, initial_norm),
         sums,
         jnp.asarray(True),
