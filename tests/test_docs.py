@@ -262,6 +262,17 @@ def test_links_that_show_a_name_lead_to_the_file_that_has_it() -> None:
             assert re.search(defined, code, re.M), f"{page.name}: {target} has no {name}"
 
 
+def test_contributing_knows_every_file() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for package in ("adamo_optim", "adamo_lab"):
+        for path in (ROOT / "src" / package).iterdir():
+            if path.name.startswith("_") or path.suffix not in ("", ".py"):
+                continue
+            is_room = path.is_dir() and (path / "__init__.py").exists()
+            if is_room or path.suffix == ".py":
+                assert f"`{path.name}{'/' * is_room}`" in text, path
+
+
 def test_formulas(make: Any) -> None:
     """Every equation of the pages is within what the build can turn into MathML."""
     formulas = make("formulas")
