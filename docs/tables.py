@@ -28,7 +28,8 @@ from adamo_lab.verdicts import FAILS, HOLDS, OPEN, after_correction
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLE = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-SHORT = re.compile(r"(?<=\b[0-9a-f]{7})[0-9a-f]{33}\b|,(?= with)")  # what a commit goes without
+SHORT = re.compile(r"(?<=\b[0-9a-f]{7})[0-9a-f]+\b|,(?= with)")  # what a commit goes without
+CHIP = re.compile(r"\(R\)| Processor @.*")  # what a machine goes without
 
 
 def records(study: str) -> list[Record]:
@@ -68,7 +69,7 @@ def group_table(
     titles = []
     for column, (title, _, _) in columns.items():
         titles += [title, "paper's"] if column in known else [title]
-    devices = sorted({facts(line, "device") for line in group.lines})
+    devices = sorted({machines(line.runs) for line in group.lines})
     mixed = ["hardware"] if len(devices) > 1 else []
     rows = [["optimizer", "settings", *titles, "n", *mixed]]
     for line in group.lines:
@@ -80,7 +81,7 @@ def group_table(
                 cells.append(stated(theirs, factor, digits) if theirs else "–")
         rows.append([
             line.title, settings(line, group), *cells, str(len(line.runs)),
-            *(facts(line, "device") for _ in mixed),
+            *(machines(line.runs) for _ in mixed),
         ])  # fmt: skip
     about = [] if mixed else [f"Hardware: {devices[0]}."]
     return f"{table(rows)}\n{' '.join([*about, commits_of(group.runs)])}\n"
@@ -148,7 +149,7 @@ def rates_table(group: Group, titled: bool) -> str:
     heads = [["optimizer", *(f"lr {rate:g}" for rate in rates)]]
     title = f"\n**{capitalized(group.label)}**\n\n" if titled else ""
     seeds = "one seed" if n == 1 else f"means ± standard deviations of {n} seeds"
-    said = f"{capitalized(heading(metric))}, {seeds}. Hardware: {facts_of(group.runs, 'device')}."
+    said = f"{capitalized(heading(metric))}, {seeds}. Hardware: {machines(group.runs)}."
     return f"{title}{table([*heads, *rows])}\n{said} {commits_of(group.runs)}\n"
 
 
@@ -169,16 +170,11 @@ def premise() -> str:
             cells = (mean_and_sd(line.values(key), 100, n) for key, (_, n) in PREMISE.items())
             rows.append([name, line.title, *cells, str(len(line.runs))])
             seen += line.runs
-    devices = ", ".join(sorted({run.environment["device"] for run in seen}))
-    return f"{table(rows)}\nHardware: {devices}. {commits_of(seen)}\n"
+    return f"{table(rows)}\nHardware: {machines(seen)}. {commits_of(seen)}\n"
 
 
-def facts(line: Line, key: str) -> str:
-    return facts_of(line.runs, key)
-
-
-def facts_of(runs: Sequence[Record], key: str) -> str:
-    return ", ".join(sorted({run.environment[key] for run in runs}))
+def machines(runs: Sequence[Record]) -> str:
+    return ", ".join(sorted({CHIP.sub("", run.environment["device"]) for run in runs}))
 
 
 ALWAYS = ("lr", "weight_decay")
