@@ -10,7 +10,6 @@ import json
 import math
 import statistics
 import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,16 +18,16 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
-from tables import commit_of, settled
+from tables import settled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adamo_lab.figures.curves import best_by_rate
-from adamo_lab.figures.look import DPI, INK, WIDTH, canvas, log_axis, style
+from adamo_lab.figures.look import DPI, INK, canvas, log_axis, style
 from adamo_lab.grids import grids
 from adamo_lab.optimizers import REGISTRY
 from adamo_lab.records import Record
-from adamo_lab.runs import Line, show, telling
+from adamo_lab.runs import Line, show
 from adamo_lab.tables import columns_of
 from adamo_lab.tasks.cifar100 import FULL
 from adamo_optim import AdamO, AngularAdamW, param_groups
@@ -54,7 +53,7 @@ def split() -> Figure:
     for start in (along, g - along):
         ends = torch.stack((w + start, w + g)).T
         axes.plot(ends[0], ends[1], color="#999999", linewidth=0.8, linestyle="--")
-    axes.annotate("same norm as w", (0.0, 2.5), fontsize=8, color="#777777", ha="left", va="bottom")
+    axes.annotate("same norm as w", (0.0, 2.5), color="#777777", ha="left", va="bottom")
     axes.plot(0, 0, "o", color=INK, markersize=4)
     axes.set(xlim=(-0.3, 4.6), ylim=(-0.3, 3.2), aspect="equal")
     axes.axis("off")
@@ -124,9 +123,7 @@ def guard() -> Figure:
                                    ("guard=True, the default", True, ADAMO)):  # fmt: skip
         norms = guarded_run(guarded)
         axes.plot(range(len(norms)), norms, "-" if guarded else "--", color=colour, label=label)
-    axes.set(
-        xlabel="step", ylim=(0.01, 2e4), title="norm of the embedding, modular addition with λ = 1"
-    )
+    axes.set(xlabel="step", ylim=(0.01, 2e4), title="norm of the embedding")
     log_axis(axes, "y")
     figure.legend(loc="outside lower center", ncols=1)
     return figure
@@ -228,7 +225,7 @@ def migration() -> Figure:
     axes.axvline(200, color="#999999", linewidth=0.8, linestyle=":")
     axes.set(xlabel="step (means over ten)", title="training loss")
     log_axis(axes, "y")
-    figure.legend(loc="outside lower center", ncols=2)
+    figure.legend(loc="outside lower center", ncols=1)
     return figure
 
 
@@ -268,13 +265,9 @@ COLOURS = {title: REGISTRY[names[-1]].colour for title, names in FAMILIES.items(
 
 
 def about(lines: list[Line]) -> str:
-    """n and commit."""
+    """How many runs a line has."""
     counts = {len(line.runs) for line in lines}
-    commits = sorted({commit_of(run) for line in lines for run in line.runs})
-    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    label = ", commit " if len(commits) == 1 else ",\n"
-    named = textwrap.fill(", ".join(commits), 40)  # characters: what fits below a picture
-    return f"n = {n}{label}{named if len(commits) == 1 else f'commits {named}'}"
+    return f"n = {' to '.join(map(str, sorted({min(counts), max(counts)})))}"
 
 
 def on_characters() -> list[Line]:
@@ -289,8 +282,8 @@ def language() -> Figure:
     for line in chosen:
         band(axes, line, "valid_loss")
     axes.set(ylim=(1.5, 2.3), xlabel=f"hundreds of steps   ({about(chosen)})")
-    axes.set_title("Character-level GPT: validation loss, lower is better")
-    figure.legend(loc="outside lower center", ncols=3)
+    axes.set_title("characters: validation loss")
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
@@ -303,8 +296,8 @@ def language_norms() -> Figure:
     for line in chosen:
         band(axes, line, told)
     axes.set(ylim=(0, None), xlabel=f"hundreds of steps   ({about(chosen)})")
-    axes.set_title("Character-level GPT: norm of all matrices")
-    figure.legend(loc="outside lower center", ncols=3)
+    axes.set_title("characters: norm of all matrices")
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
@@ -330,8 +323,8 @@ def accuracy() -> Figure:
         end = statistics.fmean(accuracies(line))
         axes.plot(FULL + 12, end, "D", color=line.colour, markersize=5)
     axes.set(ylim=(60, 80), xlabel=f"epoch   ({about(chosen)})")
-    axes.set_title("CIFAR-100, ResNet-18: test accuracy, %")
-    figure.legend(loc="outside lower center", ncols=3)
+    axes.set_title("CIFAR-100: test accuracy, %")
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
@@ -339,31 +332,22 @@ def cifar100() -> Figure:
     """Test accuracy of the averaged weights on CIFAR-100: a row a setting, one dot a run."""
     (group,) = [g for g in settled("table1") if g.full and g.usual]
     order = sorted(group.lines, key=lambda line: statistics.fmean(accuracies(line)))
-    figure, (axes,) = canvas(width=1.3 * WIDTH, height=1.0 + 0.42 * len(order))
+    figure, (axes,) = canvas(height=1.0 + 0.36 * len(order))
     for i, line in enumerate(order):
         values = accuracies(line)
         colour = COLOURS[family(line.runs[0])]
         axes.plot(values, [i] * len(values), "o", color=colour, markersize=8)
         text = f"{statistics.fmean(values):.2f}"
         axes.annotate(text, (max(values), i), (9, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(order)), [row_name(line, order) for line in order])
+    axes.set_yticks(range(len(order)), [line.label for line in order])
     axes.margins(x=0.15, y=0.04)
-    axes.set_xlabel(f"%   ({about(order)})")
-    axes.set_title("CIFAR-100, ResNet-18: test accuracy")
+    axes.set_xlabel(about(order))
+    axes.set_title("test accuracy, %")
     return figure
 
 
 def family(run: Record) -> str:
     return next(title for title, names in FAMILIES.items() if run.config.optimizer in names)
-
-
-def row_name(line: Line, lines: list[Line]) -> str:
-    """The optimizer, its decay, and whatever else tells it from another row of that optimizer."""
-    same = [other.hyper for other in lines if other.title == line.title]
-    named = [f"λ = {line.hyper['weight_decay']:g}"] if "weight_decay" in line.hyper else []
-    named += [f"{key} {show(value)}" for key, value in sorted(line.hyper.items())
-              if key != "weight_decay" and key in telling(same)]  # fmt: skip
-    return "\n".join([line.title, ", ".join(named)]).rstrip()
 
 
 def accuracies(line: Line) -> list[float]:
@@ -388,7 +372,7 @@ def gpt_rates() -> Figure:
         axes.plot([*curve], losses, linestyle=line, marker=marker, color=colour, label=label)
     log_axis(axes, "x")
     axes.set(xlabel=f"learning rate   ({about(group.lines)})", ylim=(1.025, 1.185))
-    axes.set_title("GPT of 38 M on enwik8: validation loss, lower is better")
+    axes.set_title("enwik8: validation loss")
     figure.legend(loc="outside lower center", ncols=1)
     return figure
 
@@ -411,7 +395,7 @@ def speed() -> Figure:
     axes.set_xlim(0, 1.2 * max(ratio for _, ratio in rows))
     facts = bench["about"]
     axes.set_xlabel(f"× AdamW fused, {facts['device'].split()[-1]}")
-    figure.suptitle("GPU time of one step on GPT-124M shapes", fontsize="medium", fontweight="bold")
+    figure.suptitle("GPU time of one step", fontsize="medium", fontweight="bold")
     return figure
 
 
@@ -420,8 +404,7 @@ def sensitivity() -> Figure:
     (group,) = settled("fig4")
     low, high, ink_above = 40, 70, 58
     maps = grids(group)
-    width = WIDTH * sum(len(grid.ticks[1]) for grid in maps) / 12
-    figure, panels = canvas(1, len(maps), width=width, height=3.6, sharey=True)
+    figure, panels = canvas(len(maps), height=2.9 * len(maps))
     for axes, grid in zip(panels, maps, strict=True):
         values = (100 * grid.values).tolist()
         axes.set_facecolor("#ececec")
@@ -430,18 +413,17 @@ def sensitivity() -> Figure:
             for j, value in enumerate(row):
                 good = bool(grid.good[i, j])
                 axes.text(
-                    j + 0.5, i + 0.5, "–" if math.isnan(value) else f"{value:.1f}", fontsize=7,
+                    j + 0.5, i + 0.5, "–" if math.isnan(value) else f"{value:.1f}",
                     color=INK if value > ink_above or math.isnan(value) else "white", ha="center",
                     va="center", fontweight="bold" if good else "normal",
                 )  # fmt: skip
         rows, columns = grid.ticks
         axes.set_xticks([j + 0.5 for j in range(len(columns))], [show(x) for x in columns])
         axes.set_yticks([i + 0.5 for i in range(len(rows))], [show(x) for x in rows])
-        axes.set(title=textwrap.fill(grid.line.title, 16), xlabel=grid.axes[1])
+        axes.set(title=grid.line.title, xlabel=grid.axes[1], ylabel="lr")
         axes.grid(visible=False)
-        axes.tick_params(length=0, labelsize=7)
+        axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-    panels[0].set_ylabel("lr")
     return figure
 
 
@@ -463,7 +445,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 
 
 def draw(name: str, folder: Path) -> Path:
-    """One picture as SVG; text becomes outlines, so that it looks the same everywhere."""
+    """One picture as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.svg"
     with style(), torch.random.fork_rng(devices=[]):

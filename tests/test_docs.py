@@ -176,10 +176,8 @@ def test_a_row_of_the_picture_is_one_setting(made_up: Any, make: Any, tmp_path: 
     made_up(*runs)
     pictures = make("pictures")
     (group,) = pictures.settled("table1")
-    assert [pictures.row_name(x, group.lines) for x in group.lines] == [
-        "AdamO (paper)\nλ = 0",
-        "AdamO (paper)\nλ = 1",
-    ]
+    labels = [x.label for x in group.lines]
+    assert labels == ["AdamO (paper), weight_decay 0", "AdamO (paper), weight_decay 1"]
     assert [pictures.accuracies(x) for x in group.lines] == [[70.0, 70.0]] * 2
 
 

@@ -10,8 +10,11 @@ __all__ = ["Drawing", "draw"]
 
 
 def draw(group: Group) -> list[Drawing]:
+    kind = group.study.kind if group.study else ""
+    if kind == "numbers":
+        return []
     with style():
-        if group.study and group.study.kind == "trials":
+        if kind == "trials":
             return curves.draw_rates(group)
         planes = [*maps.boundaries(group), *maps.landscapes(group)]
         tuning = maps.heat_maps(group) or curves.draw_rates(group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +14,7 @@ from ..studies import STUDIES, Metric
 from ..tables import best_lines, columns_of, heading, number
 from ..tasks import unit
 from ..verdicts import Summary
-from .look import Drawing, canvas, finish, legend_below, legend_columns, listed, log_axis, plain
+from .look import Drawing, canvas, finish, legend_below, listed, log_axis, plain, with_legend
 
 MOST_POINTS = 150
 SETTLED = 0.1  # of the training is over: from here on, accuracies are worth comparing
@@ -61,8 +60,7 @@ def figure(group: Group, key: str) -> Drawing:
     shares = key.endswith("accuracy") and (key in known or bool(np.all(abs(values - 0.5) <= 0.5)))
     factor = 100 if shares else 1
     labels = [line.label for line, _ in tracks]
-    rows = math.ceil(len(labels) / legend_columns(labels))
-    picture, (axes,) = canvas(height=2.75 + 0.17 * rows)
+    picture, (axes,) = canvas(height=with_legend(2.6, labels))
     handles: list[Artist] = []
     bands = []
     for line, mine in tracks:
@@ -150,7 +148,8 @@ def draw_rates(group: Group) -> list[Drawing]:
     if not curves:
         return []
     factor = 100 if metric.percent else 1
-    picture, (axes,) = canvas(height=3.1)
+    titles = [next(iter(found.values()))[0].title for found in curves]
+    picture, (axes,) = canvas(height=with_legend(2.6, titles))
     handles, labels, ends = [], [], []
     for found in curves:
         rates, line = [*found], next(iter(found.values()))[0]

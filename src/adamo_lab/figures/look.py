@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ..runs import Group, slug
 
-WIDTH = 4.8  # inches: at 330 pixels across, 9 point text is 9 pixels high
+WIDTH = 4.8  # inches
+TEXT = 12.5  # points: on a phone, 340 pixels across, letters of 12 pixels
+LINE = 0.25  # inches, of a legend
 DPI = 200
 INK, FAINT = "#1c1c1c", "#d9d9d9"
 
@@ -29,26 +32,22 @@ RC: Any = {  # matplotlib.rcParams, whose stub has a type for its keys
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.titlesize": 9.5,
+    "axes.titlesize": "medium",
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titley": 1.0,  # else its place is worked out anew from all tick labels
-    "axes.labelsize": 9,
     "grid.color": FAINT,
     "grid.linewidth": 0.5,
-    "font.size": 9,
-    "legend.fontsize": 8.5,
+    "font.size": TEXT,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "lines.solid_capstyle": "round",
     "text.color": INK,
     "xtick.color": "#4a4a4a",
     "ytick.color": "#4a4a4a",
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
-    "svg.fonttype": "path",  # the same letters on every machine
+    "svg.fonttype": "none",  # letters stay letters: half of the bytes, and they can be searched
     "svg.hashsalt": "adamo-lab",  # the same file from the same records
 }
 
@@ -85,7 +84,7 @@ def finish(figure: Figure, group: Group, what: str, caption: str, alt: str) -> D
     """Put the banner into the picture and save it."""
     if group.banners:
         box = {"boxstyle": "round,pad=0.35", "facecolor": "#ffe8b3", "edgecolor": "#c98a00"}
-        look: Any = {"fontsize": 8, "fontweight": "bold", "color": "#5c3a00", "bbox": box}
+        look: Any = {"fontsize": TEXT, "fontweight": "bold", "color": "#5c3a00", "bbox": box}
         figure.suptitle("  ·  ".join(group.banners), **look)
     svg = io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
@@ -107,8 +106,14 @@ def legend_below(
     figure.legend(handles, [plain(label) for label in labels], **place)
 
 
+def with_legend(height: float, labels: list[str]) -> float:
+    """Of a figure whose panel is to stay as high, however long the legend."""
+    return height + LINE * math.ceil(len(labels) / legend_columns(labels))
+
+
 def legend_columns(labels: list[str], most: int = 2) -> int:
-    return 1 if max(map(len, labels)) > 34 else min(most, len(labels))
+    fits = 46 // (max(map(len, labels)) + 5)  # characters in a line, with the lines' samples
+    return max(1, min(most, fits, len(labels)))
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:

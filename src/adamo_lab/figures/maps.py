@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from .look import INK, Drawing, canvas, finish, legend_below, listed, plain
 
 SIDES = LinearSegmentedColormap.from_list("sides", ["#7fb8dd", "#f7f7f7", "#f0b28a"])
 LEVELS = 18
-TITLE_WIDTH = 62  # characters of a heat map's title in one line
 
 
 # --- Figure 1
@@ -42,7 +40,7 @@ def boundaries(group: Group) -> list[Drawing]:
         draw_boundary(panel, run)
         norm = value(run, "weight_norm")
         ending = "" if norm is None else f"‖w‖ = {norm:.3g}"
-        panel.set_title("\n".join(map(plain, filter(None, (line.title, ending)))), fontsize=9)
+        panel.set_title("\n".join(map(plain, filter(None, (line.title, ending)))))
         said.append(f"{line.title} {ending}".strip())
     seeds = ", ".join(map(str, sorted({run.config.seed for _, run in chosen})))
     caption = f"Decision boundaries (black) and the points of the two classes. Seed {seeds}."
@@ -99,15 +97,15 @@ def landscapes(group: Group) -> list[Drawing]:
         bar.outline.set_linewidth(0.5)  # type: ignore[operator]
     handles, labels = draw_paths(axes, record)
     told: Any = record.result.get("explained_variance")
-    names = ["first principal component", "second principal component"]
+    names = ["first component", "second component"]
     if shape(told) == (2,):
-        names = [f"{n} ({100 * x:.0f} % of the variance)" for n, x in zip(names, told, strict=True)]
-    axes.set(xlabel=names[0], ylabel=names[1], title="loss landscape and paths")
+        names = [f"{name} ({100 * x:.0f} %)" for name, x in zip(names, told, strict=True)]
+    axes.set(xlabel=names[0], ylabel=names[1], title="loss and paths")
     axes.grid(False)
-    legend_below(picture, handles, labels, columns=4)
+    legend_below(picture, handles, labels)
     caption = (
-        "The loss in the plane of the paths' first two principal components, and the way each "
-        f"optimizer took through it. Seed {record.config.seed}."
+        "The loss in the plane of the paths' first two principal components, with their shares of "
+        f"the variance, and the way each optimizer took through it. Seed {record.config.seed}."
     )
     alt = f"Contour map of the training loss with the paths of {listed(labels[:-2] or ['none'])}"
     return [finish(picture, group, "landscape", caption, alt)]
@@ -152,13 +150,13 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
     picture, (axes,) = canvas(height=1.5 + 0.44 * len(rows))
     axes.set_facecolor("#ececec")
     look: Any = {"cmap": "cividis", "edgecolors": "white", "linewidth": 1.2}
-    image = axes.pcolormesh(values, vmin=low, vmax=high, **look)
+    axes.pcolormesh(values, vmin=low, vmax=high, **look)
     for (i, j), shown in np.ndenumerate(values):
         dark = shown - low <= 0.55 * (high - low)  # not where there is no number
-        text, best = grid.text(i, j), shown == factor * grid.best
-        look = {"ha": "center", "va": "center", "fontsize": 9, "color": "white" if dark else INK}
+        best = shown == factor * grid.best
+        look = {"ha": "center", "va": "center", "color": "white" if dark else INK}
         weight = "bold" if best else "normal"
-        axes.text(j + 0.5, i + 0.5, f"{text} ★" if best else text, fontweight=weight, **look)
+        axes.text(j + 0.5, i + 0.5, grid.text(i, j), fontweight=weight, **look)
         if best:
             axes.add_patch(Rectangle((j, i), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.4))
     axes.set_xticks(np.arange(len(columns)) + 0.5, [show(v) for v in columns])
@@ -167,11 +165,9 @@ def heat_map(group: Group, grid: Grid, low: float, high: float) -> Drawing:
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(textwrap.fill(f"{title}: {grid.finding}", TITLE_WIDTH), fontsize=8.5)
-    bar = picture.colorbar(image, ax=axes, shrink=0.9, pad=0.02, aspect=16)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    axes.set_title(plain(title))
     best = f"{number(grid.best, grid.metric)} at {grid.best_setting}"
     what = f"{heading(grid.metric)} of {title} over {grid.axes[0]} and {grid.axes[1]}"
-    caption = f"{capitalized(what)}; ★ marks the best, {best}. All maps share one colour scale."
+    caption = f"{capitalized(what)}: {grid.finding}. The frame marks the best, {best}."
     alt = f"Heat map: {what}; best {best}; {grid.finding}"
     return finish(picture, group, f"heat-map-{grid.line.name}", caption, alt)

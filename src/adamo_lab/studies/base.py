@@ -149,7 +149,8 @@ class Study:
     metrics: tuple[Metric, ...]
     claims: tuple[Claim, ...] = ()
     paper: Mapping[str, Mapping[str, tuple[float, float | None]]] = field(default_factory=dict)
-    kind: str = "table"  # "trials": the best of each; "heatmaps", "landscape", "curves": figures
+    # "trials": the best of each; "heatmaps", "landscape", "curves": their figures; "numbers": none
+    kind: str = "table"
     seeds: tuple[int, ...] = (0, 1, 2)
 
     def configs(

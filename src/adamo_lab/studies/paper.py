@@ -356,6 +356,7 @@ def premise(task: str) -> Study:
         about="Way undone: of the distance that norms move within 100 steps, the share that "
         "cancels out (for a random walk 90 %). Radial share: the part of ‖g‖² along the weight, of "
         "the sum over the run, and of a single step.",
+        kind="numbers",
         runs=(Runs(task, epochs, arms(*rows), {"watch": "norms"}),),
         metrics=(
             Metric("way_undone", "way undone", percent=True, higher_is_better=False),
