@@ -159,6 +159,16 @@ EVIDENCE = (
                     *faster(0.1, *SMALL_RATES, factors=(4.0, 10.0)),
                     # added when the others had been seen
                     *bounds(0.1, *SMALL_RATES, angles=(0.1, 0.2, 0.5)),
+                    # and these when the bounds had been seen
+                    *trials(
+                        "angular",
+                        "angular_faster",
+                        "AngularAdamW, faster turns",
+                        lr=SMALL_RATES,
+                        weight_decay=(0.1,),
+                        angular_rms=(0.005, 0.0015),
+                        max_angle=(1.0,),
+                    ),
                 ),
                 SMALL,
             ),
