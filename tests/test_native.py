@@ -445,10 +445,20 @@ def test_a_loss_scale_divides_the_gradients(make: Callable[..., Any], dtype: tor
     assert_same_bits(train(make(parameters(SIZES, dtype)), 3, scaled_step), plain)
 
 
-def test_found_inf_skips_the_step() -> None:
-    optimizer = train(optimizer_on(parameters(SIZES)), 2)
+def pass_by_pass(work: Any) -> None:
+    """A step as of sharded weights, in a world of one."""
+    sums = work.begin()
+    while sums is not None:
+        sums = work.proceed(sums, torch.ones(len(sums)))
+
+
+@pytest.mark.parametrize("run", [lambda work: work.run(), pass_by_pass], ids=["whole", "sharded"])
+@pytest.mark.parametrize("make", [optimizer_on, turning_on])
+def test_found_inf_skips_the_step(make: Any, run: Any) -> None:
+    optimizer = train(make(parameters(SIZES)), 2)
     before = {key: x.clone() for key, x in tensors_of(optimizer).items()}
-    native_step(optimizer, grad_scale=torch.tensor(2.0), found_inf=torch.tensor(1.0))
+    for work in native_works(optimizer, grad_scale=torch.tensor(2.0), found_inf=torch.tensor(1.0)):
+        run(work)
     for key, x in tensors_of(optimizer).items():
         assert torch.equal(x, before[key]), key
 

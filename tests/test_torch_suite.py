@@ -256,18 +256,30 @@ def test_strided_parameters_step_like_contiguous_ones(case: Case) -> None:
 
 
 def test_fused_is_refused_for_strided_parameters() -> None:
-    """Not by AngularAdamW, which hands its own to torch's fused kernel: that goes over memory."""
-    with pytest.raises(RuntimeError, match="dense tensors only, and this one is strided"):
+    """Not where AngularAdamW follows AdamW: torch's fused kernel goes over memory."""
+    refused = pytest.raises(RuntimeError, match="dense tensors only, and this one is strided")
+    with refused:
         AdamO(Regression(contiguous=False).params, fused=True)
+    problem = Regression(contiguous=False)
+    groups = [{"params": problem.params, "rule": "scale_invariant"}]
+    with refused:
+        problem.train(AngularAdamW(groups, fused=True), 1)
 
 
 @pytest.mark.parametrize(
     "layout",
-    ["strided", "channels last", "channels last from the second step", "expanded gradient"],
+    [
+        "strided",
+        "channels last",
+        "channels last from step 1",
+        "channels last from step 3",
+        "expanded gradient",
+    ],
 )
 @over_entries()
 def test_the_default_form_takes_any_layout(entry: Entry, layout: str) -> None:
     """torch's fused kernel for CPUs is wrong in silence where the layouts differ."""
+    change = int(layout[-1]) if "step" in layout else 5
     ends = []
     for flags in ({}, {"foreach": False}):
         source = torch.Generator().manual_seed(3)
@@ -277,12 +289,12 @@ def test_the_default_form_takes_any_layout(entry: Entry, layout: str) -> None:
         bias = bias[:, 0] if layout == "strided" else bias[:, 0].contiguous()
         params = [nn.Parameter(weight), nn.Parameter(bias)]
         optimizer = entry.make(params, **flags)
-        for step in range(3):
-            if step == 1 and "second step" in layout:
+        for step in range(5):
+            if step == change:
                 params[0].grad = None
                 params[0].data = params[0].data.contiguous(memory_format=torch.channels_last)
             params[0].grad = torch.randn(6, 4, 3, 3, generator=source)
-            if "second step" in layout and step > 0:
+            if step >= change:
                 params[0].grad = params[0].grad.contiguous(memory_format=torch.channels_last)
             params[1].grad = torch.randn(6, generator=source)
             if layout == "expanded gradient":

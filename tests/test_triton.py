@@ -72,8 +72,22 @@ def test_zero_and_absent_gradients_on_the_way() -> None:
     check(BY_NAME["defaults"], torch.float32, 8)
 
 
-def check(case: Case, dtype: torch.dtype, steps: int) -> None:
-    optimizer = train(adamo_for(case, dtype, foreach=False), steps, fused_step)
+def test_state_that_moves_between_steps() -> None:
+    """As where it is offloaded: the tensors stay, and their memory is another."""
+
+    def step(optimizer: Any) -> None:
+        for state in optimizer.state.values():
+            for key in state.keys() & {"exp_avg", "exp_avg_sq", "previous_grad"}:
+                state[key].data = state[key].data.clone()
+        fused_step(optimizer)
+
+    check(BY_NAME["defaults"], torch.float32, STEPS, step)
+
+
+def check(
+    case: Case, dtype: torch.dtype, steps: int, step: Callable[[Any], None] = fused_step
+) -> None:
+    optimizer = train(adamo_for(case, dtype, foreach=False), steps, step)
     compare(optimizer, expected_end(case, dtype, steps), RELATIVE[dtype])
 
 

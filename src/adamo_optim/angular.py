@@ -162,6 +162,8 @@ class AngularAdamW(Blockwise, AdamW):
         if group["fused"] is False or (group["fused"] is None and group["foreach"] is not None):
             return "torch calls", ""
         note = why_not_fused(local(p))
+        if note and group["fused"]:
+            raise RuntimeError(f"fused=True cannot be honoured for {name}: {note}")
         return ("torch calls", note) if note else ("fused", "")
 
     def _populate(self) -> None:

@@ -127,16 +127,15 @@ class Plan:
         self.dtypes = [
             p.dtype if g is None else g.dtype for p, g in zip(params, grads, strict=True)
         ]
-        buffers = [[state.get(key) for state in states] for key in bucket.BUFFERS]
-        self.state_pointers = [[0 if x is None else x.data_ptr() for x in row] for row in buffers]
-        variants = self.variants_of(bucket, *buffers)
+        self.buffers = [[state.get(key) for state in states] for key in bucket.BUFFERS]
+        variants = self.variants_of(bucket, *self.buffers)
         counts = self.split(bucket, [real_numel(p) for p in params], variants)
         self.short = Chunks(counts, variants, WRITE["CHUNK"], self.device)
         self.long = Chunks(counts, variants, READ["CHUNK"], self.device)
         self.numel = torch.tensor(counts, dtype=torch.int64, device=self.device)
         self.zeros = functools.partial(torch.zeros, dtype=torch.float64, device=self.device)
         self.record = self.zeros(len(bucket.RECORD), self.blocks)
-        shape = (2 + len(buffers), len(params))
+        shape = (2 + len(self.buffers), len(params))
         self.pointers = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self.addresses = self.pointers.unbind()
         self.host_pointers: list[list[int]] = []
@@ -167,11 +166,9 @@ class Plan:
 
     def locate(self, grads: list[Tensor | None], capturing: bool) -> tuple[Any, bool]:
         """The rows of addresses, refreshed if one has changed, and whether all divide by 16."""
-        pointers = [
-            [p.data_ptr() for p in self.params],
-            [0 if g is None else g.data_ptr() for g in grads],
-            *self.state_pointers,  # other buffers would have made another bucket
-        ]
+        # the buffers' too: who offloads state moves their memory (x.data = x.data.to(...))
+        tensors = (self.params, grads, *self.buffers)
+        pointers = [[0 if x is None else x.data_ptr() for x in row] for row in tensors]
         if capturing:
             # A graph copies its table again in every replay: it has one of its own, on both sides.
             table = torch.empty_like(self.pointers)

@@ -52,7 +52,7 @@ class Following:
         fused = self.fused
         those = {**group, "params": self.params, "fused": fused, "capturable": capturable}
         has_complex = ADAM._init_group(optimizer, those, *lists)
-        if fused and group["fused"] is None and not laid_out_alike(*lists[:2]):
+        if fused and group["fused"] is None and not laid_out_alike(*lists[:4]):
             fused = None  # torch's own default, which takes any layout
         adamw(
             *lists,
@@ -86,7 +86,7 @@ class Following:
             or any(map(IS_SPARSE, grads))
             or any(isinstance(x, Tensor) for x in (*numbers.values(), *amp.values()))
             or not same(entries_of(self.states), self.entries)
-            or not laid_out_alike(self.params, grads)
+            or not laid_out_alike(self.params, grads, *self.lists[:2])
         ):
             return False
         torch._foreach_add_(self.lists[-1], 1)
@@ -126,10 +126,11 @@ def form(group: dict[str, Any], params: list[Tensor]) -> str:
     return "torch foreach" if foreach and not group["differentiable"] else "torch for-loop"
 
 
-def laid_out_alike(params: list[Tensor], others: list[Tensor]) -> bool:
-    """Whether they have the same strides.
+def laid_out_alike(params: list[Tensor], *others: list[Tensor]) -> bool:
+    """Whether gradients and moments have the strides of their parameters.
 
     torch's fused kernels go over memory without looking: on CUDA they raise, on a CPU they are
     wrong in silence.
     """
-    return list(map(Tensor.stride, params)) == list(map(Tensor.stride, others))
+    strides = list(map(Tensor.stride, params))
+    return all(list(map(Tensor.stride, tensors)) == strides for tensors in others)

@@ -125,9 +125,8 @@ class Native(ABC):
     @torch._disable_dynamo
     @torch.no_grad()
     def run(self) -> None:
-        if not self.skipped:
-            self.call_in_layout(ALL)
-            self.finish()
+        self.call_in_layout(ALL)
+        self.finish()
 
     def begin(self) -> Tensor:
         self.call_in_layout(REDUCE)
@@ -144,8 +143,9 @@ class Native(ABC):
         return None
 
     def finish(self) -> None:
-        torch.autograd.graph.increment_version(self.lists["w"])
-        self.bucket.last = self.plan.record.clone
+        if not self.skipped:
+            torch.autograd.graph.increment_version(self.lists["w"])
+            self.bucket.last = self.plan.record.clone
 
     def call_in_layout(self, phase: int) -> None:
         """Run the kernel, after bringing gradients that differ in layout into their parameter's."""
@@ -164,6 +164,8 @@ class Native(ABC):
 
     def call(self, phase: int, active: list[bool] | None = None) -> list[int]:
         """Run the kernel; or nothing, if it names parameters whose tensors differ in layout."""
+        if self.skipped:
+            return []
         matrices = (self.settings, self.bucket.traits, self.bucket.memory, self.plan.record)
         how = (self.inverse_scale, torch.get_num_threads(), phase)
         return self.function(kernel())(*self.lists.values(), active or [], *matrices, *how)
