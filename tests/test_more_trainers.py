@@ -94,6 +94,24 @@ def test_random_tokens_leave_model_and_random_state() -> None:
     assert_same(kept, model.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+def test_transformers_mixture_of_experts_with_checkpointing() -> None:
+    """Experts in groups take no float64, and checkpointed layers are computed once more."""
+    transformers = pytest.importorskip("transformers")
+    from adamo_optim.integrations.transformers import FromModel
+
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, moe_intermediate_size=8,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        num_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = transformers.Qwen3MoeForCausalLM(config)
+    model.gradient_checkpointing_enable()
+    assert config._experts_implementation != "eager"
+    assert rules(FromModel()(model))[QUERY] == "scale_invariant"
+    assert config._experts_implementation != "eager"
+
+
 def importable(name: str) -> Any:
     """pytest.importorskip, with the library's own warnings when it is loaded left out."""
     with warnings.catch_warnings():
