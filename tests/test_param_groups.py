@@ -824,6 +824,18 @@ def test_a_checkpointed_layer_that_casts() -> None:
     assert with_rule(groups, "scale_invariant") == {"first.weight"}
 
 
+class Renamed(nn.Linear):
+    """Keras: a copied layer gets a number of its own, and its weights have names by it."""
+
+    def __deepcopy__(self, memo: Any) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.in_features, self.out_features))
+
+
+def test_a_copy_with_other_names_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="the copy gives its parameters other names"):
+        param_groups(Renamed(WIDTH, 2), vectors())
+
+
 def test_a_scripted_model_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

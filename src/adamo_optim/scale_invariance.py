@@ -157,6 +157,8 @@ def _float64_twin(model: nn.Module) -> nn.Module:
     computed = [t for t in _plain_tensors(model) if not t.is_leaf]
     try:
         twin = copy.deepcopy(model, {id(t): t.detach().clone() for t in computed})
+        if [n for n, _ in twin.named_parameters()] != [n for n, _ in model.named_parameters()]:
+            raise ValueError("the copy gives its parameters other names, as in Keras")
     except Exception as error:
         raise RuntimeError(
             f"The model cannot be copied ({type(error).__name__}: {error}). Call param_groups "
