@@ -7,6 +7,7 @@ are skipped where they are missing.
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,13 @@ def test_transformers_mixture_of_experts_with_checkpointing() -> None:
 
 
 def importable(name: str) -> Any:
-    """pytest.importorskip, with the library's own warnings when it is loaded left out."""
+    """A module, with its own warnings left out, or a skip where it cannot be imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip(name, exc_type=ImportError)
+        try:
+            return importlib.import_module(name)
+        except (ImportError, RuntimeError) as error:  # torchvision of another torch: RuntimeError
+            pytest.skip(f"{name}: {error}".splitlines()[0])
 
 
 def test_axolotl_plugin(tmp_path: Path) -> None:
