@@ -113,6 +113,17 @@ def test_transformers_mixture_of_experts_with_checkpointing() -> None:
     assert config._experts_implementation != "eager"
 
 
+def test_transformers_encoder_and_decoder() -> None:
+    transformers = pytest.importorskip("transformers")
+    from adamo_optim.integrations.transformers import FromModel
+
+    config = transformers.T5Config(
+        vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    assert set(rules(FromModel()(model, optimizer=AdamO)).values()) == {"general", "low_dim"}
+
+
 def importable(name: str) -> Any:
     """A module, with its own warnings left out, or a skip where it cannot be imported."""
     with warnings.catch_warnings():

@@ -72,7 +72,11 @@ def random_tokens(model: nn.Module) -> dict[str, Any]:
         )
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(size, (2, 16), generator=generator)
-    return {"input_ids": tokens.to(next(model.parameters()).device)}
+    tokens = tokens.to(next(model.parameters()).device)
+    batch = {"input_ids": tokens}
+    if getattr(config, "is_encoder_decoder", False):
+        batch["decoder_input_ids"] = tokens
+    return batch
 
 
 def logits(model: nn.Module, batch: Mapping[str, Any]) -> Any:
