@@ -7,6 +7,7 @@ are skipped where they are missing.
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,43 @@ def test_random_tokens_leave_model_and_random_state() -> None:
     assert_same(kept, model.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+def test_transformers_mixture_of_experts_with_checkpointing() -> None:
+    """Experts in groups take no float64, and checkpointed layers are computed once more."""
+    transformers = pytest.importorskip("transformers")
+    from adamo_optim.integrations.transformers import FromModel
+
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, moe_intermediate_size=8,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        num_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = transformers.Qwen3MoeForCausalLM(config)
+    model.gradient_checkpointing_enable()
+    assert config._experts_implementation != "eager"
+    assert rules(FromModel()(model))[QUERY] == "scale_invariant"
+    assert config._experts_implementation != "eager"
+
+
+def test_transformers_encoder_and_decoder() -> None:
+    transformers = pytest.importorskip("transformers")
+    from adamo_optim.integrations.transformers import FromModel
+
+    config = transformers.T5Config(
+        vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    assert set(rules(FromModel()(model, optimizer=AdamO)).values()) == {"general", "low_dim"}
+
+
 def importable(name: str) -> Any:
-    """pytest.importorskip, with the library's own warnings when it is loaded left out."""
+    """A module, with its own warnings left out, or a skip where it cannot be imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip(name, exc_type=ImportError)
+        try:
+            return importlib.import_module(name)
+        except (ImportError, RuntimeError) as error:  # torchvision of another torch: RuntimeError
+            pytest.skip(f"{name}: {error}".splitlines()[0])
 
 
 def test_axolotl_plugin(tmp_path: Path) -> None:

@@ -804,6 +804,38 @@ def test_errors_name_the_likely_cause(model: Callable[[], nn.Module], hint: str)
         param_groups(model(), vectors())
 
 
+class Checkpointed(nn.Module):
+    """Casts inside, as transformers' RMSNorm does; in float64 neither pass may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, WIDTH, bias=False), nn.LayerNorm(WIDTH)
+        self.last = nn.Linear(WIDTH, 2)
+
+    def layer(self, x: Tensor) -> Tensor:
+        return self.norm(self.first(x).to(torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.layer, x, use_reentrant=False))
+
+
+def test_a_checkpointed_layer_that_casts() -> None:
+    groups = param_groups(Checkpointed(), vectors())
+    assert with_rule(groups, "scale_invariant") == {"first.weight"}
+
+
+class Renamed(nn.Linear):
+    """Keras: a copied layer gets a number of its own, and its weights have names by it."""
+
+    def __deepcopy__(self, memo: Any) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.in_features, self.out_features))
+
+
+def test_a_copy_with_other_names_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="the copy gives its parameters other names"):
+        param_groups(Renamed(WIDTH, 2), vectors())
+
+
 def test_a_scripted_model_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
 from .example_batch import Call, tensors_in
@@ -156,6 +157,8 @@ def _float64_twin(model: nn.Module) -> nn.Module:
     computed = [t for t in _plain_tensors(model) if not t.is_leaf]
     try:
         twin = copy.deepcopy(model, {id(t): t.detach().clone() for t in computed})
+        if [n for n, _ in twin.named_parameters()] != [n for n, _ in model.named_parameters()]:
+            raise ValueError("the copy gives its parameters other names, as in Keras")
     except Exception as error:
         raise RuntimeError(
             f"The model cannot be copied ({type(error).__name__}: {error}). Call param_groups "
@@ -221,16 +224,17 @@ def _random_gradients(
     twin: nn.Module, call: Call, generator: torch.Generator, mode: _Float64Mode
 ) -> dict[Tensor, Tensor | None]:
     """Every trainable parameter's gradient in one forward pass with random cotangents."""
-    weights = [p for p in twin.parameters() if p.requires_grad]
+    weights = tuple(p for p in twin.parameters() if p.requires_grad)
     try:
         with mode:
             args, kwargs = _float64_copy((call.args, call.kwargs), twin)
             result = call.function(twin, *args, **kwargs)
-            outputs = [t for t in tensors_in(result) if t.requires_grad]
-            cotangents = [_normal_like(t, generator) for t in outputs]
-            # Not backward(): that could write into .grad fields outside the twin.
-            gradients = outputs and torch.autograd.grad(
-                outputs, weights, cotangents, allow_unused=True
+            outputs = tuple(t for t in tensors_in(result) if t.requires_grad)
+            cotangents = tuple(_normal_like(t, generator) for t in outputs)
+            # Not backward(): that could write into .grad fields outside the twin. Nor grad(): it
+            # leaves the mode, and checkpointed layers, computed once more, would cast again.
+            gradients = outputs and _engine_run_backward(
+                outputs, cotangents, False, False, weights, True, accumulate_grad=False
             )
     except Exception as error:
         raise RuntimeError(

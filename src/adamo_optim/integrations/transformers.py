@@ -72,12 +72,17 @@ def random_tokens(model: nn.Module) -> dict[str, Any]:
         )
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(size, (2, 16), generator=generator)
-    return {"input_ids": tokens.to(next(model.parameters()).device)}
+    tokens = tokens.to(next(model.parameters()).device)
+    batch = {"input_ids": tokens}
+    if getattr(config, "is_encoder_decoder", False):
+        batch["decoder_input_ids"] = tokens
+    return batch
 
 
 def logits(model: nn.Module, batch: Mapping[str, Any]) -> Any:
     """The model's logits, without the cache, which the loss does not read."""
-    # `model` is a copy in float64, which flash attention does not take
-    if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation("eager")  # type: ignore[operator]
+    # `model` is a copy in float64, which flash attention and grouped experts do not take
+    for choose in ("set_attn_implementation", "set_experts_implementation"):
+        if hasattr(model, choose):
+            getattr(model, choose)("eager")
     return model(**batch, use_cache=False).logits
