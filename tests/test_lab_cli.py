@@ -77,7 +77,7 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
         ("run digits --option batch=0", "batch must be a whole number >= 1, got 0"),
         ("run grokking --option model=foo", "model must be embedding or one-hot, got 'foo'"),
         ("study table2 --option every=0", "every must be a whole number >= 1, got 0"),
-        ("run cifar100 --set late=3", "late must be a dictionary of hyper-parameters, got 3"),
+        ("run cifar100 --set late=3", "late must be a dictionary, got 3"),
         (
             'run cifar100 -o adamo --set late={"dleta":0.1}',
             "adamo has no hyper-parameter 'dleta' for its late phase",

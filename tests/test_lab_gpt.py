@@ -313,9 +313,22 @@ def test_muon_has_the_hidden_matrices() -> None:
     assert adamw == {id(p) for p in model.parameters()} - hidden
 
 
+def test_turning_weights_can_be_declared() -> None:
+    it = task("gpt")
+    model = new_model(it)
+    hyper = settings("gpt", "angular", {"overrides": {"layers.*": "scale_invariant"}})
+    optimizer, _ = build("angular", hyper, model, it.example())
+    turning = [g for g in optimizer.param_groups if g["rule"] == "scale_invariant"]
+    hidden = {id(p) for n, p in model.named_parameters() if n.startswith("layers.")}
+    assert {id(p) for g in turning for p in g["params"]} == hidden
+
+
 WRONG = {
     "nothing hidden": ("muon", {}, "muon needs hidden linear layers"),
     "nothing turns": ("adamw", {"turning_lr": 2.0}, "turning_lr needs scale-invariant weights"),
+    "no such weight": ("angular", {"overrides": {"x": "general"}}, "matches no parameter"),
+    "no names": ("angular", {"overrides": 3}, "overrides must be a dictionary, got 3"),
+    "by shape alone": ("adamo_paper", {"overrides": {"*": "general"}}, "overrides"),
     "no number": ("adamw", {"turning_lr": 0.0}, "turning_lr must be a number above 0, got 0"),
 }
 

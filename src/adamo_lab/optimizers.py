@@ -126,6 +126,7 @@ SETTINGS: dict[str, dict[str, Hyper]] = {
 OWN = ("late", "swa_lr")
 DECAY_VECTORS = "decay_vectors"
 TURNING_LR = "turning_lr"  # of the weights that AngularAdamW turns, times lr: a control
+OVERRIDES = "overrides"  # of param_groups, for AdamO and AngularAdamW: rules declared by hand
 LR_FACTOR = "lr_factor"  # of a group, times what a schedule sets
 WHOLE = ("low_dim",)  # a number of entries
 
@@ -193,7 +194,9 @@ def make(
         return cls(model.parameters(), **plain[what.kind], **arguments)
     if what.kind == "adamo" and (slow := environment.slow_backend(next(model.parameters()).device)):
         warnings.warn(slow, stacklevel=1)
-    found = param_groups(model, example) if what.rules == "model" else model.named_parameters()
+    found: Any = model.named_parameters()
+    if what.rules == "model":
+        found = param_groups(model, example, overrides=arguments.pop(OVERRIDES, None))
     return cls(found, **captured, **arguments)
 
 
@@ -227,9 +230,10 @@ def check_own(name: str, hyper: Mapping[str, Any]) -> None:
     require(is_number(rate) and rate >= 0, f"swa_lr must be a number >= 0, got {rate!r}")
     above = is_number(turning) and turning > 0
     require(above, f"{TURNING_LR} must be a number above 0, got {turning!r}")
-    mapping = isinstance(late, Mapping)
-    require(mapping, f"late must be a dictionary of hyper-parameters, got {late!r}")
-    for key in sorted(set(late) - (legal_arguments(name) - {*OWN, DECAY_VECTORS, TURNING_LR})):
+    for key, value in (("late", late), (OVERRIDES, hyper.get(OVERRIDES, {}))):
+        require(isinstance(value, Mapping), f"{key} must be a dictionary, got {value!r}")
+    fixed = {*OWN, DECAY_VECTORS, TURNING_LR, OVERRIDES}  # from the beginning
+    for key in sorted(set(late) - (legal_arguments(name) - fixed)):
         raise LabError(f"{name} has no hyper-parameter {key!r} for its late phase")
 
 
@@ -239,7 +243,8 @@ def legal_arguments(name: str) -> set[str]:
     legal = {*inspect.signature(class_of(kind).__init__).parameters} | {*OWN}
     legal -= {"self", "params", "model", "capturable", "compiled", "differentiable"}
     legal -= {"fused", "foreach"} if kind != "adamo" else set()
-    return legal | {DECAY_VECTORS, TURNING_LR} if kind == "adamw" else legal
+    own = {"adamw": {DECAY_VECTORS, TURNING_LR}, "angular": {OVERRIDES}, "adamo": {OVERRIDES}}
+    return legal | own.get(kind, set())
 
 
 def class_of(kind: str) -> type:

@@ -169,6 +169,16 @@ EVIDENCE = (
                         angular_rms=(0.005, 0.0015),
                         max_angle=(1.0,),
                     ),
+                    # two questions more, asked before their runs
+                    *trials(
+                        "angular",
+                        "angular_all",
+                        "AngularAdamW, all hidden matrices turn",
+                        lr=SMALL_RATES,
+                        weight_decay=(0.1,),
+                        overrides=({"layers.*": "scale_invariant"},),
+                    ),
+                    *trials("muon", lr=SMALL_RATES, weight_decay=(0.1,)),
                 ),
                 SMALL,
             ),
