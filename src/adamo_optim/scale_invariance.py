@@ -241,7 +241,7 @@ def _random_gradients(
             f"The model could not be examined: {call}, in train mode and float64, raised "
             f"{type(error).__name__}: {error}\nIf the model is called in another way, pass "
             "forward=lambda model, batch: ... that calls it. BatchNorm needs several samples. "
-            f"{_hint(str(error))}With example_batch=None nothing is examined."
+            f"{_hint(str(error))}param_groups(model) alone examines nothing."
         ) from error
     if not outputs:
         raise ValueError(
