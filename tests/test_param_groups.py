@@ -888,7 +888,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "wrong-shape": (
         lambda: param_groups(small(), torch.randn(4, 3)),
         RuntimeError,
-        "(?s)mat1 and mat2.*forward=.*example_batch=None",
+        "(?s)mat1 and mat2.*forward=.*examines nothing",
     ),
     "one-sample": (
         lambda: param_groups(small(), vectors()[:1]),
