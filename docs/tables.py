@@ -106,7 +106,7 @@ def sensitivity(name: str) -> str:
         told = [f"{mean_and_sd(x, 100, 0)} %" if x else grid.finding for x in shares]
         best = [f"{100 * grid.best:.1f}", grid.best_setting]
         rows.append([grid.line.title, str(grid.count), *best, *told, str(len(shares[0]))])
-    return table(rows)
+    return f"{table(rows)}\nHardware: {machines(group.runs)}. {commits_of(group.runs)}\n"
 
 
 def best_trials() -> str:
