@@ -50,8 +50,8 @@ class AngularAdamW(Blockwise, AdamW):
         angular_rms: r, what ``lr`` means as an angle: a step turns a weight as far as AdamW's would
             turn one whose entries have this root mean square, so that all layers turn alike.
             ``None``: that of the weight's own first step.
-        max_angle: bounds lr/r, in radians. A step turns by this, at most, times the root mean square
-            of the tangential u: up to 1 in the first steps, 0.2 to 0.3 in training.
+        max_angle: bounds lr/r, in radians. A step turns by that times the root mean square of the
+            tangential u: up to 1 in the first steps, 0.2 to 0.3 in training.
         maximize: as in AdamW.
         foreach: as in AdamW.
         fused: as in AdamW; with ``foreach=None, fused=None`` torch's fused form is taken wherever

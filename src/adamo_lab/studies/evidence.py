@@ -73,6 +73,7 @@ SMALL: dict[str, Any] = {  # on the text that every Python has
     "judge": "test",
 }
 SMALL_RATES = (2e-3, 4e-3, 8e-3)
+FAR_RATES = (2.5e-4, 5e-4, 1e-3, 1.6e-2, 3.2e-2)  # with those over two decades
 
 EVIDENCE = (
     Study(
@@ -174,11 +175,16 @@ EVIDENCE = (
                         "angular",
                         "angular_all",
                         "AngularAdamW, all hidden matrices turn",
-                        lr=SMALL_RATES,
+                        lr=(*SMALL_RATES, *FAR_RATES),
                         weight_decay=(0.1,),
                         overrides=({"layers.*": "scale_invariant"},),
                     ),
-                    *trials("muon", lr=SMALL_RATES, weight_decay=(0.1,)),
+                    *trials("muon", lr=(*SMALL_RATES, *FAR_RATES), weight_decay=(0.1,)),
+                    # and how wide everything is, when all of the above had been seen
+                    *trials("adamw", lr=FAR_RATES, weight_decay=(0.1,)),
+                    *angles(lr=FAR_RATES, weight_decay=(0.1,)),
+                    *faster(0.1, *FAR_RATES, factors=(10.0,)),
+                    *bounds(0.1, *FAR_RATES, angles=(0.5,)),
                 ),
                 SMALL,
             ),
