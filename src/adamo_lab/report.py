@@ -82,9 +82,9 @@ class Cover:
 
     title: str = "AdamW, AngularAdamW, AdamO: which one?"
     lead: str = (
-        "AngularAdamW, if your network has BatchNorm or QK-norm: level with a tuned AdamW so far, "
-        "with half of the state for the weights that turn. AdamO, if you want the paper. "
-        "AdamW, where no weight is scale-invariant: AngularAdamW is AdamW there."
+        "AdamW, unless your network has BatchNorm, or QK-norm after q and k of their own: there "
+        "AngularAdamW is level with a tuned AdamW so far, with half of the state for the weights "
+        "that turn. AdamO, if you want the paper."
     )
     stories: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Runs outside of studies, by task: a title, and what to look for."""

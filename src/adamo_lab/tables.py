@@ -99,8 +99,9 @@ def text(made: Table, most: int | None = None) -> str:
 
 
 def table(group: Group) -> Table:
-    """A row per line; for every metric the paper's value, ours and the difference."""
-    heads, rows = ["runs"], [[Cell(str(len(line.runs)))] for line in group.lines]
+    """A row per line; for every metric our value, the paper's and the difference."""
+    heads: list[str] = []
+    rows: list[list[Cell]] = [[] for _ in group.lines]
     metrics, missing = columns_of(group), False
     for metric in metrics:
         every = [line.of(metric.key) for line in group.lines]
@@ -111,21 +112,19 @@ def table(group: Group) -> Table:
         leader = metric.better(mean for mean, _ in paper.values()) if paper else None
         # a shortened run is no match for the paper's number: it is shown, but not subtracted
         subtracted = bool(paper) and group.full
-        heads += [f"{heading(metric)}, paper"] if paper else []
         heads += [f"{heading(metric)}, ours" if paper else heading(metric)]
+        heads += [f"{heading(metric)}, paper"] if paper else []
         heads += ["difference"] if subtracted else []
         for i, (row, line, ours) in enumerate(zip(rows, group.lines, every, strict=True)):
             mean, sd = paper.get(line.name, (None, None))
             gap = None if mean is None or ours.mean is None else ours.mean - mean
-            row += (
-                [Cell(spread(mean, sd, metric), mean is not None and mean == leader)]
-                if paper
-                else []
-            )
             row += [our_cell(ours, metric, i in best)]
+            theirs = Cell(spread(mean, sd, metric), mean is not None and mean == leader)
+            row += [theirs] if paper else []
             row += [Cell("–" if gap is None else number(gap, metric, True))] if subtracted else []
-    made = [Row(x.label, cells, x) for x, cells in zip(group.lines, rows, strict=True)]
-    return Table(heads, made, notes(group, metrics, missing))
+    counts = (Cell(str(len(x.runs))) for x in group.lines)
+    made = [Row(x.label, [*r, n], x) for x, r, n in zip(group.lines, rows, counts, strict=True)]
+    return Table([*heads, "runs"], made, notes(group, metrics, missing))
 
 
 def best_table(group: Group) -> Table:
@@ -136,9 +135,10 @@ def best_table(group: Group) -> Table:
     for i, (line, ours) in enumerate(zip(chosen, every, strict=True)):
         same = group.named(line.name)
         at = line.label.removeprefix(line.title).removeprefix(", ")
-        cells = [Cell(str(len(same))), Cell(str(sum(len(x.runs) for x in same)))]
-        rows.append(Row(line.title, [*cells, our_cell(ours, metric, i in best), Cell(at)], line))
-    heads = ["settings", "runs", f"best {heading(metric)}", "at"]
+        counts = [Cell(str(len(same))), Cell(str(sum(len(x.runs) for x in same)))]
+        cells = [our_cell(ours, metric, i in best), Cell(at), *counts]
+        rows.append(Row(line.title, cells, line))
+    heads = [f"best {heading(metric)}", "at", "settings", "runs"]
     return Table(heads, rows, ["Every setting is the mean over its runs."])
 
 
