@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 TORCHES = ("torch==2.6.*", "torch==2.11.*", "torch==2.13.*", "torch")
-EXTRAS = ("lab", "ray", "integrations", "docs")
+EXTRAS = ("lab", "ray", "integrations", "docs", "jax")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = "2.17"
 # torch 2.10 is the last for aarch64 that comes without CUDA. What it needs is named, because pip

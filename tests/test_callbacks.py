@@ -241,6 +241,23 @@ def test_the_table_has_a_curve_for_every_layer(capsys: Any, monkeypatch: Any) ->
     assert last == ["[w]", f"{angle:.4g}", "▁█", f"{norm:.4g}", "▄▄"]
 
 
+def test_the_table_shows_what_the_last_step_moved(capsys: Any) -> None:
+    pytest.importorskip("rich")
+    a, b = nn.Parameter(torch.randn(6, 5)), nn.Parameter(torch.randn(6, 5))
+    groups = [{"params": [("a", a), ("b", b)], "rule": "scale_invariant"}]
+    optimizer = AngularAdamW(groups)
+    shown = []
+    for moved in ((a, b), (a,), ()):
+        a.grad = b.grad = None
+        for p in moved:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        printed = print_diagnostics(optimizer, 0)
+        words = capsys.readouterr().out.split()
+        shown.append((printed, [name for name in "ab" if name in words]))
+    assert shown == [(True, ["a", "b"]), (True, ["a"]), (False, [])]
+
+
 def test_curves() -> None:
     assert spark([0.0, 1.0, 7.0]) == "▁▂█"
     assert spark([5.0, 5.001]) == "▄▄"  # rounding is no news
@@ -274,6 +291,41 @@ def test_a_bound_that_always_acts_is_told_once(form: Any, free: int | None, expe
             optimizer.step()
         told += [step for one in said if "max_angle=0.05 has bounded" in str(one.message)]
     assert told == expected
+
+
+def test_a_bound_that_always_acts_is_told_once_where_warnings_are_errors() -> None:
+    p, raised = nn.Parameter(torch.randn(4, 2)), []
+    optimizer = AngularAdamW([{"params": [p], "rule": "scale_invariant"}], lr=1e-3)
+    for step in range(1, 151):
+        p.grad = torch.randn_like(p)
+        try:
+            optimizer.step()  # warnings are errors in this suite
+        except UserWarning:
+            raised.append(step)
+    assert raised == [100]
+
+
+@pytest.mark.parametrize("steps", [0, 50])
+def test_a_bound_is_told_of_the_first_steps_alone(steps: int) -> None:
+    """A trainer that loads the empty state of the beginning does not end the watch."""
+    p = nn.Parameter(torch.randn(4, 2))
+    optimizer = AngularAdamW([{"params": [p], "rule": "scale_invariant"}], lr=1e-3)
+    told = 0
+    for step in range(151):
+        if step == steps:
+            optimizer.load_state_dict(optimizer.state_dict())
+        p.grad = torch.randn_like(p)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            optimizer.step()
+        told += len(said)
+    assert told == (0 if steps else 1)
+
+
+@pytest.mark.parametrize("kind", [nn.Module, type("Own", (), {"optimizer": property(lambda s: s)})])
+def test_a_wrapper_without_an_optimizer_of_ours_is_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match="there is no AdamO and no AngularAdamW in this"):
+        log_diagnostics(kind(), print, 0)
 
 
 # ---- groups that somebody else made ---------------------------------------------------------

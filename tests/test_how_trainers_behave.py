@@ -127,6 +127,16 @@ def test_the_groups_of_ultralytics_get_rules(kind: Any) -> None:
     }  # fmt: skip
 
 
+def test_keys_of_others_pass_and_what_cannot_be_done_is_refused() -> None:
+    p = nn.Parameter(torch.randn(4, 3))
+    foreign = {"no_weight_decay": True, "use_weight_decay": False, "lr_scale": 0.5, "kind": "muon"}
+    group = AngularAdamW([{"params": [p], "rule": "general", **foreign}]).param_groups[0]
+    assert foreign.items() <= group.items()
+    theirs = torch.optim.AdamW([p], amsgrad=True).param_groups
+    with pytest.raises(ValueError, match="amsgrad=True keeps a maximum of second moments"):
+        AngularAdamW([{**theirs[0], "rule": "general"}])
+
+
 def test_a_kind_in_every_group_and_two_optimizers_in_one_training() -> None:
     """nanochat's groups say which optimizer they are for; each takes its own."""
     model, twin = network(), network()

@@ -147,13 +147,20 @@ def test_axolotl_plugin(tmp_path: Path) -> None:
     for field in ("loraplus_lr_ratio", "embedding_lr_scale", "embedding_lr", "lr_groups"):
         setattr(args, field, None)  # AxolotlTrainingArguments' defaults
     trainer = mixin.OptimizerMixin(module.make_model(), args, train_dataset=module.make_data())
-    manager.post_trainer_create({}, trainer)
+    with pytest.raises(ValueError, match="optim_args must be a mapping"):
+        manager.post_trainer_create({"optim_args": "max_angle=0.1"}, trainer)
+    args.embedding_lr = 1e-4
+    with pytest.raises(ValueError, match="AngularAdamWPlugin has no embedding_lr"):
+        manager.post_trainer_create({}, trainer)
+    args.embedding_lr = None
+    manager.post_trainer_create({"optim_args": {"max_angle": 0.1}}, trainer)
     trainer.train()
     optimizer = trainer.optimizer.optimizer
     assert isinstance(optimizer, AngularAdamW)
     assert rules(optimizer)[QUERY] == "scale_invariant"
     assert {g["initial_lr"] for g in optimizer.param_groups} == {args.learning_rate}
     assert {g["weight_decay"] for g in optimizer.param_groups} == {args.weight_decay, 0.0}
+    assert {g["max_angle"] for g in optimizer.param_groups} == {0.1}
 
 
 # ---- torchtitan, LitGPT, Hydra --------------------------------------------------------------

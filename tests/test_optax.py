@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from adamo_optim.optax import adamo, angular_adamw, find_rules
+from adamo_optim.optax.scale_invariance import enable_x64
 from adamo_optim.reference import ReferenceAdamO, ReferenceAngularAdamW
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ STEPS = 200
 
 @pytest.fixture(autouse=True)
 def _float64() -> Iterator[None]:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 
@@ -134,7 +135,7 @@ def test_without_rules_angular_adamw_is_optax_adamw() -> None:
 
 
 def test_the_norm_stays_in_float32() -> None:
-    with jax.enable_x64(False):
+    with enable_x64(False):
         params = {"w": np.float32(start()["general"])}
         grads = {"w": np.float32(np.random.default_rng(0).standard_normal((3000, 5, 4)))}
         rows = run_jax(angular_adamw(rules="scale_invariant"), grads, params)["w"]
@@ -150,7 +151,7 @@ def test_narrow_weights(make: Any, dtype: str) -> None:
     """Near the float64 trajectory, in the weights' own dtype, without float64 anywhere."""
     grads = gradients(20)
     wide = run_jax(make(3e-3, rules=RULES), grads)
-    with jax.enable_x64(False):
+    with enable_x64(False):
         params, narrow = jax.tree.map(lambda x: jnp.asarray(x, dtype), (start(), grads))
         found = run_jax(make(3e-3, rules=RULES), narrow, params)
     assert {x.dtype for x in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
@@ -336,11 +337,30 @@ def network_params() -> dict[str, Any]:
 @pytest.mark.parametrize("x64", [False, True])
 def test_find_rules(x64: bool) -> None:
     x = np.float32(np.random.default_rng(1).standard_normal((32, 6)))
-    with jax.enable_x64(x64):
+    with enable_x64(x64):
         rules = find_rules(network, network_params(), x)
     turning = {k for k, rule in rules.items() if rule == "scale_invariant"}
     assert turning == {"before_norm", "query"}
     assert {k for k, rule in rules.items() if rule == "low_dim"} == {"gain"}
+
+
+def saturated(p: Any, x: Any) -> Any:
+    """Attention whose weights, made larger, become a choice: no gradient is left."""
+    weights = jax.nn.softmax((x @ p["query"]) @ (x @ p["key"]).T)
+    y = weights @ x
+    return batch_norm(y @ p["before_norm"]) @ p["head"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_leaf_that_saturates_is_general_and_hides_no_other(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    names = ("query", "key", "before_norm", "head")
+    params = {k: np.float32(random.standard_normal((32, 32)) / 32**0.5) for k in names}
+    x = np.float32(random.standard_normal((16, 32)))
+    rules = find_rules(saturated, params, x)
+    assert [k for k, rule in rules.items() if rule == "scale_invariant"] == ["before_norm"]
+    steep = find_rules(lambda p, x: jax.nn.sigmoid(10 * x @ p["query"]) @ p["head"], params, x)
+    assert "scale_invariant" not in steep.values()
 
 
 def test_a_zero_leaf_before_a_norm_is_general() -> None:
@@ -457,7 +477,7 @@ def test_the_example_trains(name: str, capsys: pytest.CaptureFixture[str]) -> No
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with jax.enable_x64(False):
+    with enable_x64(False):
         losses = module.train(name, 150)
     assert losses[-1] < 0.5 * losses[0]
     told = capsys.readouterr().out

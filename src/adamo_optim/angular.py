@@ -17,7 +17,7 @@ from .backends import refuse_differentiable_shards, why_not_fused
 from .blockwise import Blockwise, Layout
 from .dtensor import is_sharded, local, place_like
 from .geometry import real_numel
-from .options import as_pair, check_options, explain_mistakes, users_level
+from .options import FOREIGN, as_pair, check_options, explain_mistakes, users_level
 from .rules import rule_of
 from .turning import TwoPasses
 
@@ -119,6 +119,8 @@ class AngularAdamW(Blockwise, AdamW):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked."""
+        if isinstance(param_group, dict) and param_group.get("amsgrad"):
+            raise ValueError(FOREIGN["amsgrad"].format(type(self).__name__))
         self.defaults |= getattr(self, "_own_defaults", {})  # a copy has them in its defaults
         super().add_param_group(param_group)
 
@@ -128,11 +130,15 @@ class AngularAdamW(Blockwise, AdamW):
         if works and self._bounded_steps >= 0:
             groups = [group for work in works for group in work.bucket.groups]
             self._bounded_steps = turning.count_bounded(self._bounded_steps, groups)
+            if self._bounded_steps == turning.WATCHED_STEPS:
+                self._bounded_steps = -1
+                turning.tell_of_the_bound(groups[0])
         return works
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._bounded_steps = -1  # what comes are not the first steps
+        if self.state:
+            self._bounded_steps = -1  # what comes are not the first steps
 
     # ---- what the base class asks ---------------------------------------------------------
 

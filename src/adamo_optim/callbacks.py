@@ -186,12 +186,12 @@ def sink(log: Any) -> Callable[[dict[str, float], int], Any]:
 def find_optimizer(optimizer: Any) -> Blockwise:
     """The optimizer of ours inside the wrappers of Accelerate (``.optimizer``) and Lightning."""
     found = optimizer
-    while not isinstance(found, Blockwise):
+    for _ in range(8):  # wrappers may stand around wrappers
+        if isinstance(found, Blockwise):
+            return found
         found = getattr(found, "optimizer", None)
-        if found is None:
-            kind = type(optimizer).__name__
-            raise ValueError(f"there is no AdamO and no AngularAdamW in this {kind}")
-    return found
+    kind = type(optimizer).__name__
+    raise ValueError(f"there is no AdamO and no AngularAdamW in this {kind}")
 
 
 def transformers_callback(

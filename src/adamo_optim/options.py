@@ -138,7 +138,9 @@ def refuse_misspelt(names: Iterable[str], where: str) -> None:
     """
     for name in names:
         meant = MEANT.get(name)
-        if name not in NAMES and meant is None:
+        # such as no_weight_decay
+        whole = [n for n in NAMES if "_" in n and str(name).endswith(f"_{n}")]
+        if name not in NAMES and meant is None and not whole:
             meant = next(iter(difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.85)), None)
         if meant is not None:
             raise ValueError(f"{where} has {name!r}: did you mean {meant!r}?")

@@ -41,19 +41,20 @@ def markdown(optimizer: Blockwise) -> str:
 
 
 def layout(prefix: str) -> dict[str, dict[str, list[Any]]]:
-    """TensorBoard's custom scalars: one chart a quantity, with a line for every parameter."""
+    """TensorBoard's custom scalars: a chart for every quantity, a line for every parameter."""
     names = [name for name in MEANINGS if "/" not in name]
     return {prefix: {name: ["Multiline", [f"{prefix}/{name}/.*"]] for name in names}}
 
 
 def record(optimizer: Blockwise) -> History:
-    """Angle and norm of the last step, after those recorded before; synchronizes."""
+    """Angle and norm of what the last step moved, after those recorded before; synchronizes."""
     fresh = {name: defaultdict(lambda: deque(maxlen=KEPT)) for name in ("angle", "norm")}
     history = _histories.setdefault(optimizer, fresh)
-    for name, row in optimizer.diagnostics(synchronize=True).items():
+    rows = optimizer.diagnostics(synchronize=True)
+    for name, row in rows.items():
         for quantity, curves in history.items():
             curves[name].append(row[quantity])
-    return history
+    return {quantity: {name: curves[name] for name in rows} for quantity, curves in history.items()}
 
 
 def table(history: History, title: str) -> Any:

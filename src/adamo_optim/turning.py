@@ -131,25 +131,25 @@ class TwoPasses(Bucket):
 
 
 def count_bounded(steps: int, groups: list[dict[str, Any]]) -> int:
-    """One step more in which all weights turned at ``max_angle``; -1: that was not so, or is told.
+    """One step more in which all weights turned at ``max_angle``; -1: that was not so.
 
     ``steps``: so many there were before, from the first on.
     """
     asked = [asked_angle(group) for group in groups]
     if any(x <= group["max_angle"] for x, group in zip(asked, groups, strict=True)):
         return -1
-    if steps + 1 < WATCHED_STEPS:
-        return steps + 1
-    group = groups[0]
+    return steps + 1
+
+
+def tell_of_the_bound(group: Mapping[str, Any]) -> None:
+    lr, bound, rms = (float(group[name]) for name in ("lr", "max_angle", "angular_rms"))
     warnings.warn(
-        f"lr={float(group['lr']):g} asks weights to turn by {asked[0]:.2g} radians a step, "
-        f"and max_angle={group['max_angle']:g} has bounded that in each of the first "
-        f"{WATCHED_STEPS} steps. An lr of {group['max_angle'] * group['angular_rms']:.2g} "
+        f"lr={lr:g} asks weights to turn by {lr / rms:.2g} radians a step, and max_angle={bound:g} "
+        f"has bounded that in each of the first {WATCHED_STEPS} steps. An lr of {bound * rms:.2g} "
         "or less is not bounded; a schedule that decays gets there by itself.",
         UserWarning,
         stacklevel=users_level(),
     )
-    return -1
 
 
 def asked_angle(group: Mapping[str, Any]) -> float:

@@ -22,6 +22,11 @@ FELT_EPS = 0.1
 ENLARGED = 1e5  # an eps of 1e-5 is then felt by 1e-15/variance
 ROUNDING = 1e-13  # ‖g‖‖w‖ below this share of the largest is cancellation noise
 
+if hasattr(jax, "enable_x64"):
+    enable_x64: Any = jax.enable_x64
+else:  # JAX before 0.8; for Python 3.10 there is no newer one
+    from jax.experimental import enable_x64
+
 
 def find_rules(
     f: Callable[..., Any], params: Any, *inputs: Any, trials: int = 3, tolerance: float = 1e-9
@@ -32,7 +37,8 @@ def find_rules(
 
     Args:
         f: ``f(params, *inputs)`` returns what the loss is made of, an array or a tree of arrays,
-            computed as in training: BatchNorm with the statistics of the batch.
+            computed as in training: BatchNorm with the statistics of the batch, and without casts
+            to float32 or bfloat16, whose rounding hides the identity.
         params: the parameters, of which a perturbed float64 copy is looked at.
         inputs: a real batch, or random numbers like one; floating arrays become float64.
         trials: the number of random cotangents.
@@ -43,7 +49,7 @@ def find_rules(
     """
     _check(f, (params, inputs), trials, tolerance)
     random = np.random.default_rng(0)  # the same verdicts every time
-    with jax.enable_x64(True):
+    with enable_x64(True):
         given, structure = jax.tree.flatten(params)
         leaves = [_off_special_points(np.asarray(x), random) for x in given]
         wide = jax.tree.map(_widened, inputs)
@@ -71,13 +77,19 @@ def find_rules(
             w.ndim > 1 and w.size > 1 and bool(np.any(x)) and within(p, FELT_EPS * w.size**-0.5)
             for w, x, p in zip(leaves, map(np.asarray, given), plain, strict=True)
         ]
-        enlarged = measure([ENLARGED if candidate else 1.0 for candidate in may])
-    names = []
-    for w, candidate, pairs in zip(leaves, may, enlarged, strict=True):
-        by_shape = "low_dim" if w.ndim <= 1 or w.size == 1 else "general"
-        found = candidate and all(abs(inner) <= tolerance * size for inner, size in pairs)
-        names.append("scale_invariant" if found else by_shape)
-    return structure.unflatten(names)
+        together = measure([ENLARGED if candidate else 1.0 for candidate in may])
+
+        def turns(i: int) -> bool:
+            """Leaves that are not invariant may saturate what others need: then it alone."""
+            if not may[i] or within(together[i], tolerance):
+                return may[i]
+            alone = measure([ENLARGED if i == k else 1.0 for k in range(len(leaves))])
+            return within(alone[i], tolerance)
+
+        found = [turns(i) for i in range(len(leaves))]
+    by_shape = ["low_dim" if w.ndim <= 1 or w.size == 1 else "general" for w in leaves]
+    rules = zip(found, by_shape, strict=True)
+    return structure.unflatten(["scale_invariant" if turn else shape for turn, shape in rules])
 
 
 def _check(f: Any, arrays: Any, trials: Any, tolerance: float) -> None:

@@ -61,7 +61,7 @@ def adamo(
     block: str = "tensor",
     guard: bool = True,
     rules: Any = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """AdamO: a weight's norm and its direction, each with a step size of its own.
 
     The options mean what they mean to :class:`adamo_optim.AdamO`. The previous gradient is kept
@@ -87,7 +87,8 @@ def adamo(
             like the parameters, or a prefix of one; :func:`find_rules` makes it.
 
     Example:
-        >>> optimizer = adamo(1e-3, rules=find_rules(model.apply, params, batch))
+        >>> rules = find_rules(lambda p, x: model.apply({"params": p}, x), params, batch)
+        >>> optimizer = adamo(1e-3, rules=rules)
     """
     check({k: v for k, v in locals().items() if k != "rules"})
     if not isinstance(guard, bool):
@@ -135,7 +136,7 @@ def adamo(
         new = map_leaves(one, Leaf, params, updates, labels(params, rules), *state[1:])
         return new.update, AdamOState(state.count + 1, *new[1:])
 
-    return optax.GradientTransformation(init, update)
+    return optax.with_extra_args_support(optax.GradientTransformation(init, update))
 
 
 def has_rows(w: Array, rule: str, block: str) -> bool:

@@ -61,7 +61,7 @@ def angular_adamw(
         mask: which leaves decay, as in ``optax.adamw``.
 
     Example:
-        >>> rules = find_rules(model.apply, params, batch)
+        >>> rules = find_rules(lambda p, x: model.apply({"params": p}, x), params, batch)
         >>> optimizer = angular_adamw(1e-3, weight_decay=0.1, rules=rules)
     """
     check({k: v for k, v in locals().items() if k not in ("rules", "mask")})
