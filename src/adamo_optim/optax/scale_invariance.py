@@ -25,7 +25,7 @@ ROUNDING = 1e-13  # ‖g‖‖w‖ below this share of the largest is cancellati
 if hasattr(jax, "enable_x64"):
     enable_x64: Any = jax.enable_x64
 else:  # JAX before 0.8; for Python 3.10 there is no newer one
-    from jax.experimental import enable_x64
+    from jax.experimental import enable_x64  # pyright: ignore
 
 
 def find_rules(
