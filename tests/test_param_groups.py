@@ -838,7 +838,7 @@ def test_a_copy_with_other_names_is_refused() -> None:
 
 def test_a_scripted_model_is_refused() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
         model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
     with pytest.raises(ValueError, match="script"):
         param_groups(model, torch.randn(3, 4))

@@ -98,6 +98,8 @@ def test_without_a_rule_every_step_is_that_of_adamw(case: Case) -> None:
         pytest.param(entry, error, id=slug(f"{entry.name} & {error.optimizer_error_input.desc}"))
         for entry in ENTRIES
         for error in error_inputs(entry, "cpu", torch.float32)
+        # torch 2.15 warns of a bare set, in which nothing can be declared to turn
+        if not (entry.turns and issubclass(error.error_type, Warning))
     ],
 )
 def test_errors(entry: Entry, error: ErrorOptimizerInput) -> None:

@@ -132,7 +132,7 @@ def scaled_by_hand() -> None:
 
 def scripted() -> list[dict[str, Any]]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
         return param_groups(torch.jit.script(nn.Linear(4, 2)), torch.ones(3, 4))
 
 
