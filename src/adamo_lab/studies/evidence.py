@@ -175,7 +175,7 @@ EVIDENCE = (
                         "angular",
                         "angular_all",
                         "AngularAdamW, all hidden matrices turn",
-                        lr=(*SMALL_RATES, *FAR_RATES),
+                        lr=(*SMALL_RATES, *FAR_RATES, 6.4e-2, 0.128),  # the best had been the last
                         weight_decay=(0.1,),
                         overrides=({"layers.*": "scale_invariant"},),
                     ),
