@@ -354,27 +354,45 @@ def accuracies(line: Line) -> list[float]:
     return [100 * value for value in line.values("swa_test_accuracy") if value is not None]
 
 
-def gpt_rates() -> Figure:
-    """Validation loss on enwik8 over the learning rate, each at its better decay."""
-    (group,) = settled("evidence-gpt")
-    looks = {
-        "adamw": (ADAMW, "--", "o"),
-        "angular": (ANGULAR, "-", "o"),
-        "angular_initial": (ANGULAR, ":", "o"),
-        "adamw_turning_10": (ADAMW, "", "D"),
-    }
+Looks = dict[str, tuple[str, str, str]]
+
+
+def rates(study: str, looks: Looks, title: str, ylim: tuple[float, float]) -> Figure:
+    """Loss over the learning rate, each at its better decay; looks: colour, line, marker."""
+    (group,) = settled(study)
     metric = columns_of(group)[0]
-    figure, (axes,) = canvas(height=3.6)
+    figure, (axes,) = canvas(height=2.8 + 0.2 * len(looks))
     for name, (colour, line, marker) in looks.items():
         curve = best_by_rate(group.named(name), metric)
         losses = [ours.mean or math.nan for _, ours in curve.values()]
         label = next(iter(curve.values()))[0].title
         axes.plot([*curve], losses, linestyle=line, marker=marker, color=colour, label=label)
     log_axis(axes, "x")
-    axes.set(xlabel=f"learning rate   ({about(group.lines)})", ylim=(1.025, 1.185))
-    axes.set_title("enwik8: validation loss")
+    axes.set(xlabel=f"learning rate   ({about(group.lines)})", ylim=ylim)
+    axes.set_title(title)
     figure.legend(loc="outside lower center", ncols=1)
     return figure
+
+
+def gpt_rates() -> Figure:
+    looks = {
+        "adamw": (ADAMW, "--", "o"),
+        "angular": (ANGULAR, "-", "o"),
+        "angular_initial": (ANGULAR, ":", "o"),
+        "adamw_turning_10": (ADAMW, "", "D"),
+    }
+    return rates("evidence-gpt", looks, "enwik8: validation loss", (1.025, 1.185))
+
+
+def small_gpt_rates() -> Figure:
+    looks = {
+        "adamw": (ADAMW, "--", "o"),
+        "angular": (ANGULAR, "-", "o"),
+        "adamw_turning_10": (ADAMW, ":", "D"),
+        "angular_all": (ANGULAR, "-.", "s"),
+        "muon": ("#009E73", "-", "^"),
+    }
+    return rates("evidence-small-gpt", looks, "A small GPT: test loss", (1.19, 1.85))
 
 
 def speed() -> Figure:
@@ -439,6 +457,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "cifar100": cifar100,
     "accuracy": accuracy,
     "gpt-rates": gpt_rates,
+    "small-gpt-rates": small_gpt_rates,
     "sensitivity-cifar100": sensitivity,
     "speed": speed,
 }
