@@ -59,6 +59,13 @@ def bounds(decay: float, *rates: float, angles: Sequence[float] = (0.03, 0.1)) -
     return trials("angular", *own, **axes)
 
 
+def all_turn(decay: float, *rates: float) -> tuple[Arm, ...]:
+    """All matrices of the layers turn, whether their scale matters or not."""
+    own = ("angular_all", "AngularAdamW, all hidden matrices turn")
+    rules = ({"layers.*": "scale_invariant"},)
+    return trials("angular", *own, lr=rates, weight_decay=(decay,), overrides=rules)
+
+
 # Rates over two decades, with the schedules that people use.
 WIDE: dict[str, Any] = {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "weight_decay": (0.1,)}
 SCHEDULES = ("constant", "step", "cosine")
@@ -81,9 +88,49 @@ EVIDENCE = (
         title="A modern GPT on enwik8",
         about="38 M parameters, QK-norm, 1,500 steps of 32,768 bytes, warm-up and linear to zero.",
         kind="trials",
-        runs=(Runs("gpt", 150, (*tuned((0.1, 0.3)), *faster(0.1), *bounds(0.1))),),
+        runs=(
+            Runs(
+                "gpt",
+                150,
+                (
+                    *tuned((0.1, 0.3)),
+                    *faster(0.1),
+                    *bounds(0.1),
+                    # asked when these and the small GPT had been seen
+                    *bounds(0.1, 1e-3, 2e-3, angles=(0.5,)),
+                    *all_turn(0.1, 1e-3, 4e-3, 1.6e-2, 6.4e-2),
+                ),
+            ),
+        ),
         metrics=(LOSS,),
         seeds=(0,),
+    ),
+    Study(
+        name="evidence-gpt-verdict",
+        title="A modern GPT on enwik8: the verdict",
+        about="The best trial of each, on seeds and test bytes that no trial has seen.",
+        runs=(
+            Runs(
+                "gpt",
+                150,
+                (
+                    *trials("adamw", lr=(1e-3,), weight_decay=(0.1,)),
+                    *trials("angular", lr=(1e-3,), weight_decay=(0.1,)),
+                    *trials(
+                        "angular",
+                        "angular_initial",
+                        "AngularAdamW, initial norm",
+                        lr=(1e-3,),
+                        weight_decay=(0.3,),
+                        angular_rms=(None,),
+                    ),
+                    *faster(0.1, 1e-3, factors=(10.0,)),
+                ),
+                {"judge": "test"},
+            ),
+        ),
+        metrics=(Metric("test_loss", "test loss", higher_is_better=False, digits=4),),
+        seeds=(1, 2, 3, 4, 5),
     ),
     Study(
         name="evidence-cifar100",
@@ -171,14 +218,8 @@ EVIDENCE = (
                         max_angle=(1.0,),
                     ),
                     # two questions more, asked before their runs
-                    *trials(
-                        "angular",
-                        "angular_all",
-                        "AngularAdamW, all hidden matrices turn",
-                        lr=(*SMALL_RATES, *FAR_RATES, 6.4e-2, 0.128),  # the best had been the last
-                        weight_decay=(0.1,),
-                        overrides=({"layers.*": "scale_invariant"},),
-                    ),
+                    # the last two when the best had been the last
+                    *all_turn(0.1, *SMALL_RATES, *FAR_RATES, 6.4e-2, 0.128),
                     *trials("muon", lr=(*SMALL_RATES, *FAR_RATES), weight_decay=(0.1,)),
                     # and how wide everything is, when all of the above had been seen
                     *trials("adamw", lr=FAR_RATES, weight_decay=(0.1,)),
