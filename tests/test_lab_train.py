@@ -273,6 +273,8 @@ def test_what_a_record_of_the_paper_does_not_say_is_a_default_of_the_class() -> 
 def test_every_setting_is_a_legal_argument(task: str) -> None:
     for name, hyper in SETTINGS[task].items():
         assert set(hyper) <= legal_arguments(name), name
+        if name == "muon" and not hasattr(torch.optim, "Muon"):  # torch 2.9
+            continue
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
         build(name, hyper, model, torch.randn(4, 4))
 

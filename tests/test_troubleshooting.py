@@ -138,6 +138,7 @@ def scripted() -> list[dict[str, Any]]:
 
 STRANGER = [{"params": [parameter()]}]
 SGD = torch.optim.SGD([torch.ones(1)])
+ADAM = torch.optim.Adam([torch.ones(1)]).param_groups[0]
 LINEAR = nn.Linear(4, 2)
 BATCH = torch.ones(3, 4)
 
@@ -265,6 +266,8 @@ def matches(message: str, text: str) -> bool:
 def test_the_page_has_a_heading_for(trigger: Callable[[], Any], heading: str) -> None:
     if trigger is became_strided and AdamO([parameter()]).explain()[0].backend != "fused":
         pytest.skip("the native kernel was not built")
+    if "torch.optim.Adam's" in heading and "decoupled_weight_decay" not in ADAM:
+        pytest.skip("torch 2.6 does not write what tells Adam's L2 term from AdamW's decay")
     assert matches(message_of(trigger), heading)
     assert any(heading.strip("`") in h for h in HEADINGS), (
         "docs/troubleshooting.md lacks this heading"

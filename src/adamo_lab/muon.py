@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import LabError
+from .errors import LabError, require
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -27,6 +27,7 @@ class MuonAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         fused: bool | None = None,
     ) -> None:
+        require(hasattr(torch.optim, "Muon"), "muon needs torch 2.9 or newer")
         hidden = hidden_matrices(model)
         chosen = {id(p) for p in hidden}
         rest = [p for p in model.parameters() if id(p) not in chosen]
