@@ -79,12 +79,12 @@ def peers(names: list[str]) -> tuple[dict[str, Contender], dict[str, str]]:
     return found, absent
 
 
-def turning(params: Parameters, foreach: bool | None = None) -> list[dict[str, Any]]:
-    """In two groups: the weights that AngularAdamW turns, as their shapes say, and the others."""
+def turning(params: Parameters, **options: Any) -> list[dict[str, Any]]:
+    """The weights that AngularAdamW turns, as their shapes say, with options; and the others."""
     turn = [p for p in params if getattr(p, "turns", False)]
     others = [p for p in params if not getattr(p, "turns", False)]
     groups = [
-        {"params": turn, "rule": "scale_invariant", "foreach": foreach},
+        {"params": turn, "rule": "scale_invariant", **options},
         {"params": others, "rule": "general"},
     ]
     return [group for group in groups if group["params"]]
