@@ -77,7 +77,6 @@ SMALL: dict[str, Any] = {  # on the text that every Python has
     "context": 64,
     "batch": 32,
     "precision": "float32",
-    "judge": "test",
 }
 SMALL_RATES = (2e-3, 4e-3, 8e-3)
 FAR_RATES = (2.5e-4, 5e-4, 1e-3, 1.6e-2, 3.2e-2)  # with those over two decades
@@ -227,9 +226,32 @@ EVIDENCE = (
                     *faster(0.1, *FAR_RATES, factors=(10.0,)),
                     *bounds(0.1, *FAR_RATES, angles=(0.5,)),
                 ),
-                SMALL,
+                {**SMALL, "judge": "test"},
             ),
         ),
         metrics=(Metric("test_loss", "test loss", higher_is_better=False, digits=4),),
+    ),
+    Study(
+        name="evidence-small-gpt-verdict",
+        title="A small GPT: the verdict",
+        about="The best of each by seeds 0 to 2, on fresh seeds and on a text that none was judged "
+        "by.",
+        runs=(
+            Runs(
+                "gpt",
+                50,
+                (
+                    *trials("adamw", lr=(4e-3,), weight_decay=(0.1,)),
+                    *angles(lr=(4e-3,), weight_decay=(0.1,)),
+                    *bounds(0.1, 4e-3, angles=(0.5,)),
+                    *faster(0.1, 4e-3, factors=(10.0,)),
+                    *all_turn(0.1, 3.2e-2),
+                    *trials("muon", lr=(8e-3,), weight_decay=(0.1,)),
+                ),
+                SMALL,
+            ),
+        ),
+        metrics=(LOSS,),
+        seeds=(3, 4, 5, 6, 7),
     ),
 )
