@@ -45,6 +45,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from adamo_optim import AdamO, AngularAdamW, param_groups, rebind
+from adamo_optim.integrations import with_rules
 from distributed_kit import CHECKS, check, outcomes
 from oracle import CASES, ROW_CASES, TURNS
 
@@ -697,28 +698,39 @@ def fsdp1_where_nothing_turns(_: Path) -> None:
 
 @check(2)
 def a_run_that_began_with_adamw(folder: Path) -> None:
-    """Whole, sharded, or sharded and through torch.distributed.checkpoint."""
-    ends = []
-    for way in ("whole", "sharded", "saved"):
+    """Whole, sharded, or sharded and through a checkpoint; as one group, and with two of its own."""
 
-        def begin(sharded: bool) -> tuple[Net, Any, torch.optim.AdamW]:
-            model = net()
-            groups = param_groups(model, batch(0))
-            model = shard(model) if sharded else model
-            return model, groups, torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.02)
+    def groups_of(model: Net) -> list[dict[str, Any]]:
+        vectors = [p for p in model.parameters() if p.dim() <= 1]
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        return [{"params": vectors, "weight_decay": 0.0}, {"params": matrices}]
 
-        model, groups, adamw = begin(way != "whole")
-        train(model, adamw, range(5))
-        if way == "saved":
-            save(model, adamw, folder / "adamw", flat=False)
-            model, groups, adamw = begin(sharded=True)
-            load(model, adamw, folder / "adamw", flat=False)
-        ends.append(AngularAdamW(rebind(groups, model)))
-        ends[-1].load_state_dict(adamw.state_dict())
-        assert {group["lr"] for group in ends[-1].param_groups} == {1e-2}
-        train(model, ends[-1], range(5, 10))
-    compare(ends[0], ends[1], 1e-9, "from AdamW")
-    compare(ends[0], ends[2], 1e-9, "from a checkpoint of AdamW")
+    def begin(sharded: bool, own: bool) -> tuple[Net, Any, torch.optim.AdamW]:
+        model = net()
+        rules = with_rules(groups_of(model), model, batch(0)) if own else None
+        groups = rules or param_groups(model, batch(0))
+        model = shard(model) if sharded else model
+        params = groups_of(model) if own else model.parameters()
+        return model, groups, torch.optim.AdamW(params, lr=1e-2, weight_decay=0.02)
+
+    for own in (False, True):
+        ends = []
+        for way in ("whole", "sharded", "saved"):
+            model, groups, adamw = begin(way != "whole", own)
+            train(model, adamw, range(5))
+            if way == "saved":
+                place = folder / f"adamw-{own}"
+                save(model, adamw, place, flat=False)
+                model, groups, adamw = begin(True, own)
+                load(model, adamw, place, flat=False)
+            ends.append(AngularAdamW(rebind(groups, model)))
+            ends[-1].load_state_dict(adamw.state_dict())
+            assert {group["lr"] for group in ends[-1].param_groups} == {1e-2}
+            decays = {group["weight_decay"] for group in ends[-1].param_groups}
+            assert decays == ({0.02, 0.0} if own else {0.02})
+            train(model, ends[-1], range(5, 10))
+        compare(ends[0], ends[1], 1e-9, "from AdamW")
+        compare(ends[0], ends[2], 1e-9, "from a checkpoint of AdamW")
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
