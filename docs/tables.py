@@ -9,7 +9,7 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,12 @@ from adamo_lab.runs import Group, Line, capitalized, groups, telling
 from adamo_lab.studies import STUDIES, Study
 from adamo_lab.studies.paper import PREMISE_TASKS
 from adamo_lab.tables import columns_of, heading, number, spread
-from adamo_lab.verdicts import FAILS, HOLDS, OPEN, Summary, after_correction
+from adamo_lab.verdicts import FAILS, HOLDS, OPEN, after_correction
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TABLE = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHORT = re.compile(r"(?<=\b[0-9a-f]{7})[0-9a-f]+\b|,(?= with)")  # what a commit goes without
-MOST_RATES = 6  # columns beside which deviations have room
 CHIP = re.compile(r"\(R\)| Processor @.*")  # what a machine goes without
 
 
@@ -138,29 +137,20 @@ def rates_table(group: Group, titled: bool) -> str:
     metric, rows = columns_of(group)[0], []
     by_name = {x.name: best_by_rate(group.named(x.name), metric) for x in group.lines}
     rates = sorted({rate for curve in by_name.values() for rate in curve})
-    many = len(rates) > MOST_RATES
     best = {r: metric.better(c[r][1].mean or 0 for c in by_name.values() if r in c) for r in rates}
     for name, curve in by_name.items():
         title, cells = group.named(name)[0].title, []
         for rate in rates:
             ours = curve[rate][1] if rate in curve else None
-            text = spread(ours.mean, None if many else ours.sd, metric) if ours else "–"
+            text = spread(ours.mean, ours.sd, metric) if ours else "–"
             cells.append(f"**{text}**" if ours and ours.mean == best[rate] else text)
         rows.append([title, *cells])
     n = max(len(line.runs) for line in group.lines)
     heads = [["optimizer", *(f"lr {rate:g}" for rate in rates)]]
     title = f"\n**{capitalized(group.label)}**\n\n" if titled else ""
-    told = [number(x, metric) for x in deviations(by_name.values())]
-    seeds = f"means ± standard deviations of {n} seeds"
-    if many:
-        seeds = f"means of {n} seeds; their standard deviations are {told[0]} to {told[-1]}"
-    seeds = "one seed" if n == 1 else seeds
+    seeds = "one seed" if n == 1 else f"means ± standard deviations of {n} seeds"
     said = f"{capitalized(heading(metric))}, {seeds}. Hardware: {machines(group.runs)}."
     return f"{title}{table([*heads, *rows])}\n{said} {commits_of(group.runs)}\n"
-
-
-def deviations(curves: Iterable[Mapping[float, tuple[Line, Summary]]]) -> list[float]:
-    return sorted(ours.sd or 0.0 for curve in curves for _, ours in curve.values())
 
 
 PREMISE = {  # a result: its title, and how many digits
@@ -290,7 +280,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-gpt": lambda: by_rate("evidence-gpt"),
     "evidence-vit": lambda: by_rate("evidence-vit"),
     "evidence-digits": lambda: by_rate("evidence-digits"),
-    "evidence-small-gpt": lambda: by_rate("evidence-small-gpt"),
+    "evidence-small-gpt-verdict": lambda: study(
+        "evidence-small-gpt-verdict", {"valid_loss": ("validation loss", 1, 4)}
+    ),
     "language-rows": lambda: study("language-rows", {"valid_loss": ("validation loss", 1, 3)}),
     "premise": premise,
     "fig4": lambda: sensitivity("fig4"),

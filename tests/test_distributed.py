@@ -698,7 +698,7 @@ def fsdp1_where_nothing_turns(_: Path) -> None:
 
 @check(2)
 def a_run_that_began_with_adamw(folder: Path) -> None:
-    """Whole, sharded, or sharded and through a checkpoint; as one group, and with two of its own."""
+    """Whole, sharded, or sharded and through a checkpoint; one group, and two of one's own."""
 
     def groups_of(model: Net) -> list[dict[str, Any]]:
         vectors = [p for p in model.parameters() if p.dim() <= 1]
