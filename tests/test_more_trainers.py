@@ -56,6 +56,53 @@ def test_transformers_makes_groups_of_the_model(tmp_path: Path, kind: Any) -> No
     assert_same(whole.model.state_dict(), resumed.model.state_dict())
 
 
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.5,  # features of a layer this narrow exceed the eps of its norms
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+NONE, QUERIES = [], ["k_proj", "q_proj"]
+REST = ["down_proj", "o_proj", "up_proj", "v_proj"]
+# what turns in every layer, as docs/rules.md says
+FAMILIES = {
+    "Llama": NONE,
+    "Mistral": NONE,
+    "Qwen2": NONE,
+    "Phi3": NONE,
+    "Qwen3": QUERIES,
+    "Gemma2": REST,
+    "Gemma3Text": sorted(QUERIES + REST),
+    "Olmo2": sorted(QUERIES + REST),
+    "Olmo3": sorted(QUERIES + REST),
+    "Exaone4": sorted(QUERIES + REST),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_turns_in_well_known_models(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    from adamo_optim.integrations.transformers import FromModel
+
+    if not hasattr(transformers, f"{family}Config"):
+        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SIZES)
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config)
+    optimizer = FromModel()(model, lr=1e-3)
+    turning = [name for name, rule in rules(optimizer).items() if rule == "scale_invariant"]
+    assert sorted({name.split(".")[-2] for name in turning}) == FAMILIES[family]
+    assert len(turning) == 2 * len(FAMILIES[family])
+
+
 def test_transformers_asks_for_a_batch_where_there_are_no_tokens() -> None:
     from adamo_optim.integrations.transformers import FromModel
 
