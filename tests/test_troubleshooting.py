@@ -221,12 +221,12 @@ CASES: list[tuple[Callable[[], Any], str]] = [
         bounded_for_long,
         "lr=… asks weights to turn by … radians a step, and max_angle=… has bounded",
     ),
-    (lambda: AdamO([parameter()], learning_rate=1e-3), "… has no option …"),
     (lambda: AdamO([parameter()], weight_decay=-0.1), "… must be >= …, got …"),
     (lambda: log_diagnostics(SGD, print, 0), "there is no AdamO and no AngularAdamW in this …"),
 ]
 
 CLEAR = [  # what needs no heading: the message says what to do
+    (lambda: AdamO([parameter()], learning_rate=1e-3), "… has no option …"),
     (scripted, "A scripted model cannot be examined: call param_groups before scripting."),
     (
         lambda: param_groups(LINEAR, torch.utils.data.DataLoader([1])),  # type: ignore[arg-type]
