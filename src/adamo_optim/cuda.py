@@ -168,7 +168,7 @@ class Plan:
         """The rows of addresses, refreshed if one has changed, and whether all divide by 16."""
         # the buffers' too: who offloads state moves their memory (x.data = x.data.to(...))
         tensors = (self.params, grads, *self.buffers)
-        pointers = [[0 if x is None else x.data_ptr() for x in row] for row in tensors]
+        pointers = list(map(_addresses, tensors))
         if capturing:
             # A graph copies its table again in every replay: it has one of its own, on both sides.
             table = torch.empty_like(self.pointers)
@@ -225,6 +225,13 @@ class Plan:
             fixed = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
             run = compiled[(count, 1, 1)]
             self.runners[key] = functools.partial(run, *fixed, *constants.values())
+
+
+def _addresses(tensors: list[Any]) -> list[int]:
+    try:
+        return list(map(Tensor.data_ptr, tensors))
+    except TypeError:  # not all are there
+        return [0 if x is None else x.data_ptr() for x in tensors]
 
 
 def _aligned(pointers: list[list[int]]) -> bool:

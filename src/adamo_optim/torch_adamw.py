@@ -36,6 +36,7 @@ class Following:
     def __init__(self, params: list[Tensor], fused: bool | None) -> None:
         self.params, self.fused = params, fused
         self.lists: list[list[Tensor]] = []  # moments and steps; empty: to be collected
+        self.strides: list[tuple[int, ...]] = []
         self.states: list[dict[str, Any]] = []
         self.entries: list[Any] = []
 
@@ -72,9 +73,11 @@ class Following:
         """The lists for the next steps, if they are of all parameters and of one kind."""
         params, _, *self.lists = lists  # the gradients are not ours to keep
         kinds = {(type(p), p.device, p.dtype) for p in params}
-        if len(params) != len(self.params) or len(kinds) != 1 or mesh_of(params[0]) is not None:
+        odd = len(kinds) != 1 or mesh_of(params[0]) is not None
+        if odd or len(params) != len(self.params) or not laid_out_alike(params, *self.lists[:2]):
             self.lists = []
             return
+        self.strides = list(map(Tensor.stride, params))
         self.states = [state[p] for p in params]
         self.entries = entries_of(self.states)
 
@@ -86,7 +89,8 @@ class Following:
             or any(map(IS_SPARSE, grads))
             or any(isinstance(x, Tensor) for x in (*numbers.values(), *amp.values()))
             or not same(entries_of(self.states), self.entries)
-            or not laid_out_alike(self.params, grads, *self.lists[:2])
+            or list(map(Tensor.stride, self.params)) != self.strides
+            or list(map(Tensor.stride, grads)) != self.strides
         ):
             return False
         torch._foreach_add_(self.lists[-1], 1)
