@@ -67,6 +67,14 @@ def test_queries_and_keys_turn_and_nothing_else(name: str) -> None:
     assert turning == {f"layers.{i}.{part}.weight" for i in range(2) for part in "qk"}
 
 
+def test_with_norms_after_each_part_all_matrices_of_the_layers_turn() -> None:
+    it = task("gpt", norms="after")
+    found = rules(it, new_model(it))
+    turning = {weight for weight, rule in found.items() if rule == "scale_invariant"}
+    assert turning == {weight for weight in found if weight.startswith("layers.")}
+    assert it.config.id != task("gpt").config.id
+
+
 def test_the_usual_size() -> None:
     sizes = all_options("gpt", {})
     model = GPT(**{k: sizes[k] for k in ("layers", "heads", "width", "context")})

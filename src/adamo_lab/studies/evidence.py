@@ -66,6 +66,23 @@ def all_turn(decay: float, *rates: float) -> tuple[Arm, ...]:
     return trials("angular", *own, lr=rates, weight_decay=(decay,), overrides=rules)
 
 
+def scheduled(decays: tuple[float, ...], *rates: float, peak: float = 0.05) -> tuple[Arm, ...]:
+    """The angle follows the schedule: lr at its highest turns by ``peak``, whatever it is."""
+    own = (f"angular_scheduled_{peak:g}", f"AngularAdamW, schedule from {peak:g}")
+    return tuple(
+        one
+        for lr in rates
+        for one in trials(
+            "angular",
+            *own,
+            lr=(lr,),
+            weight_decay=decays,
+            angular_rms=(float(f"{lr / peak:.12g}"),),
+            max_angle=(peak,),
+        )
+    )
+
+
 # Rates over two decades, with the schedules that people use.
 WIDE: dict[str, Any] = {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "weight_decay": (0.1,)}
 SCHEDULES = ("constant", "step", "cosine")
@@ -78,6 +95,15 @@ SMALL: dict[str, Any] = {  # on the text that every Python has
     "batch": 32,
     "precision": "float32",
 }
+SMALL_RESNET: dict[str, Any] = {  # 2.8 M parameters on maps of 8 x 8: minutes on a CPU
+    **ORDINARY,
+    "stem": "7x7",
+    "width": 32,
+    "precision": "float32",
+    "every": 2,
+}
+COARSE = (1e-3, 3e-3, 1e-2)
+AFTER_RATES = (1e-3, 4e-3, 1.6e-2, 6.4e-2)
 SMALL_RATES = (2e-3, 4e-3, 8e-3)
 FAR_RATES = (2.5e-4, 5e-4, 1e-3, 1.6e-2, 3.2e-2)  # with those over two decades
 
@@ -183,6 +209,7 @@ EVIDENCE = (
                     *trials("adamw", **WIDE),
                     *angles(**WIDE),
                     *bounds(0.1, 3e-3, 1e-2, angles=(0.1, 0.2, 0.5)),
+                    *scheduled((0.1,), 1e-3, 3e-3, 1e-2, 3e-2),
                 ),
                 {"schedule": schedule},
             )
@@ -225,11 +252,60 @@ EVIDENCE = (
                     *angles(lr=FAR_RATES, weight_decay=(0.1,)),
                     *faster(0.1, *FAR_RATES, factors=(10.0,)),
                     *bounds(0.1, *FAR_RATES, angles=(0.5,)),
+                    # does it matter that a bound takes the schedule's fall away? asked before
+                    *scheduled((0.1,), *SMALL_RATES, 1.6e-2),
+                    *scheduled((0.1,), *SMALL_RATES, 1.6e-2, peak=0.1),
                 ),
                 {**SMALL, "judge": "test"},
             ),
         ),
         metrics=(Metric("test_loss", "test loss", higher_is_better=False, digits=4),),
+    ),
+    Study(
+        name="evidence-small-gpt-after",
+        title="A small GPT whose norms stand after each part",
+        about="As in OLMo 2: all matrices of the layers are scale-invariant. 500 steps on the text "
+        "of Python's help().",
+        kind="trials",
+        runs=(
+            Runs(
+                "gpt",
+                50,
+                (
+                    *trials("adamw", lr=AFTER_RATES, weight_decay=(0.1,)),
+                    *trials("angular", lr=AFTER_RATES, weight_decay=(0.1,)),
+                    *scheduled((0.1,), *AFTER_RATES),
+                    *scheduled((0.1,), *AFTER_RATES, peak=0.1),
+                    *trials("muon", lr=AFTER_RATES, weight_decay=(0.1,)),
+                ),
+                {**SMALL, "judge": "test", "norms": "after"},
+            ),
+        ),
+        metrics=(Metric("test_loss", "test loss", higher_is_better=False, digits=4),),
+        seeds=(3, 4, 5),
+    ),
+    Study(
+        name="evidence-small-resnet",
+        title="A small ResNet on CIFAR-100",
+        about="ResNet-18 at half the width and a sixteenth of the pixels, 8 epochs, warm-up and "
+        "cosine, judged by 5,000 held-out images.",
+        kind="trials",
+        runs=(
+            Runs(
+                "cifar100",
+                8,
+                (
+                    *trials("adamw", lr=COARSE, weight_decay=(0.1, 0.5)),
+                    *trials("angular", lr=COARSE, weight_decay=(0.1, 0.5)),
+                    *scheduled((0.1, 0.5), *COARSE),
+                    *trials("sgd", lr=(0.03, 0.1, 0.3), weight_decay=(5e-4,)),
+                    *faster(0.1, 1e-3, 3e-3, factors=(4.0,)),
+                ),
+                SMALL_RESNET,
+            ),
+        ),
+        metrics=(HELD_OUT,),
+        seeds=(0,),
     ),
     Study(
         name="evidence-small-gpt-verdict",

@@ -62,6 +62,7 @@ LEGAL: dict[str, Rule] = {
     "stem": one_of("3x3", "7x7"),
     "text": one_of("enwik8", "topics"),
     "judge": one_of("valid", "test"),
+    "norms": one_of("before", "after"),
 }
 
 # "watch" records the spread of the gradient's norm ("norms": and what norms.py counts), "snapshots"
@@ -110,7 +111,10 @@ TASKS = {
             "every": None,
             **WATCHING,
         },
-        {"judge": "valid"},  # the text that a run is judged by; "test": the last 5 M bytes
+        {
+            "judge": "valid",  # the text that a run is judged by; "test": the last 5 M bytes
+            "norms": "before",  # each part; "after": then the scale of no matrix matters
+        },
         unit="round",
     ),
     "grokking": Info(

@@ -1,7 +1,7 @@
 """A modern GPT on bytes: enwik8, or a text that every Python has.
 
-RMSNorm before each part, QK-norm, rotary positions, ReLU², untied. The bytes lie on the device, and
-windows are cut out of them there.
+RMSNorm before each part, or after it, QK-norm, rotary positions, ReLU², untied. The bytes lie on
+the device, and windows are cut out of them there.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ AT_ONCE = 1 << 15  # of them in one batch
 class GPT(nn.Module):
     """Bytes [batch, context] → logits [batch, context, 256]."""
 
-    def __init__(self, *, layers: int, heads: int, width: int, context: int) -> None:
+    def __init__(
+        self, *, layers: int, heads: int, width: int, context: int, norms: str = "before"
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(BYTES, width)
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(width, heads, norms == "after") for _ in range(layers))
         self.head = nn.Linear(width, BYTES, bias=False)
         self.turns: Tensor
         self.register_buffer("turns", rotary(context, width // heads), persistent=False)
@@ -66,7 +68,8 @@ class Text(Language):
         self.cut(train, judged_by, EVALUATED // context, AT_ONCE // context)
 
     def model(self) -> nn.Module:
-        return GPT(**{k: self.options[k] for k in ("layers", "heads", "width", "context")})
+        sizes = {k: self.options[k] for k in ("layers", "heads", "width", "context")}
+        return GPT(**sizes, norms=self.options["norms"])
 
     def metrics(self, loss: Tensor) -> dict[str, Tensor]:
         return {self.measure: loss}

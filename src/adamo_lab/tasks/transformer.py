@@ -1,7 +1,7 @@
 """The layers that the tasks ``gpt`` and ``vit`` are made of.
 
 Queries and keys are divided by their own size, without a gain (QK-norm). The scale of the weights
-that make them therefore cannot matter; that of all other weights does.
+that make them therefore cannot matter. That of the others does, unless norms come after each part.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ START = 0.5  # rms of a weight's outputs at the start, for inputs of rms 1
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); norms without gains, ReLU²."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); norms without gains, ReLU².
 
-    def __init__(self, width: int, heads: int) -> None:
+    ``after``: x + norm(attention(x)), then x + norm(mlp(x)), as in OLMo 2.
+    """
+
+    def __init__(self, width: int, heads: int, after: bool = False) -> None:
         super().__init__()
         self.heads = heads
+        self.before, self.after = (nn.Identity(), norm) if after else (norm, nn.Identity())
         self.q, self.k, self.v, self.out = (linear(width, width) for _ in range(4))
         self.up, self.down = linear(width, 4 * width), linear(4 * width, width)
 
     def forward(self, x: Tensor, turns: Tensor | None = None) -> Tensor:
         """[batch, tokens, width]; ``turns`` makes it causal, with rotary positions."""
-        x = x + self.attention(norm(x), turns)
-        return x + self.down(F.relu(self.up(norm(x))).square())
+        x = x + self.after(self.attention(self.before(x), turns))
+        return x + self.after(self.down(F.relu(self.up(self.before(x))).square()))
 
     def attention(self, x: Tensor, turns: Tensor | None) -> Tensor:
         q, k, v = (
