@@ -53,9 +53,7 @@ def compile_only(
         return
     compiled.add(known)
     for target in TARGETS:
-        able = target.arch >= 90
-        values |= {"OVERLAP": able} if "OVERLAP" in values else {}
-        values |= {"AHEAD": 66 * able} if values.get("ALIGNED") and "AHEAD" in values else {}
+        values |= {"OVERLAP": target.arch >= 90} if "OVERLAP" in values else {}
         places = {(names.index(name),): value for name, value in values.items()}
         source = ASTSource(kernel, signature, places)
         options = {"num_warps": num_warps, "maxnreg": maxnreg, "enable_fp_fusion": True}

@@ -14,7 +14,6 @@ REGISTERS = 8192  # entries of a row that a program can hold
 SMALL = 1 << 18  # entries of a tensor that is not worth a launch of its own
 COMMON = 1024  # the tile of those
 PER_THREAD = 36  # entries
-IN_FLIGHT = 8  # warps on a multiprocessor
 LONG = {"TILE": 2048, "num_warps": 8}
 
 
@@ -34,18 +33,10 @@ class Kind(NamedTuple):
         return max(triton.next_power_of_2(needed), 1)
 
     @property
-    def few(self) -> bool:
-        """Whether the registers of a multiprocessor hold eight warps of them only, and not twelve.
-
-        Its memory would rest while the laws are computed: such rows are asked for ahead.
-        """
-        entries = (self.head + self.tail) // (32 * self.warps)
-        return entries > (20 if self.variant.CURVATURE else 24)
-
-    @property
     def registers(self) -> int | None:
         """So few that twelve warps share a multiprocessor, where that spills next to nothing."""
-        return None if self.few else 168
+        entries = (self.head + self.tail) // (32 * self.warps)
+        return 168 if entries <= (20 if self.variant.CURVATURE else 24) else None
 
 
 def kind_of(variant: Any, rows: int, length: int) -> Kind:
@@ -90,11 +81,8 @@ class Programs:
                 rows += range(count)
             self.launches.append((base, len(slots) - base, kind))
         # where the hardware can: a launch may begin while the last rows of the one before are busy
-        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        self.overlap = able and len(self.launches) > 1
-        # warps whose rows are asked for ahead: half of those that are at work at a time
-        cores = torch.cuda.get_device_properties(device).multi_processor_count if able else 0
-        self.ahead = cores * IN_FLIGHT // 2
+        several = device.type == "cuda" and len(self.launches) > 1
+        self.overlap = several and torch.cuda.get_device_capability(device) >= (9, 0)
         self.slot = torch.tensor(slots, dtype=torch.int32, device=device)
         self.row = torch.tensor(rows, dtype=torch.int32, device=device)
         self.first_block = torch.tensor(first_block, dtype=torch.int64, device=device)
@@ -109,18 +97,16 @@ def launch(work: Any, programs: Programs) -> None:
         v = kind.variant
         types = {"W": v.W, "G": v.G, "PREVIOUS": v.PREVIOUS, "WIDE": v.WIDE}
         types |= {"KEEPS": int(v.CURVATURE > 0), "STOCHASTIC": v.STOCHASTIC}
-        aligned = work.aligned and kind.even
         kernel, size = kernels.long_rows, LONG
         if kind.head:
             kernel = kernels.rows
             size = {"HEAD": kind.head, "TAIL": kind.tail, "MASKED": kind.masked}
             size |= {"num_warps": kind.warps, "maxnreg": kind.registers}
-            size |= {"AHEAD": programs.ahead // kind.warps if kind.few and aligned else 0}
         plan.launch(
             work.key("rows", number), kernel, count,
             *work.pointers, work.grad_scale, work.found_inf,
-            programs.slot, programs.row, base, count, programs.first_block, programs.length,
+            programs.slot, programs.row, base, programs.first_block, programs.length,
             *work.matrices, plan.number,
-            **types, **scaled, ALIGNED=aligned, **size,
+            **types, **scaled, ALIGNED=work.aligned and kind.even, **size,
             OVERLAP=programs.overlap, launch_pdl=programs.overlap and number > 0,
         )  # fmt: skip

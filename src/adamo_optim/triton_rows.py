@@ -88,32 +88,14 @@ def store_products(record, blocks, i, products):
 
 
 @triton.jit
-def bring(table, slot, start, length, dtype: tl.constexpr):
-    """Ask for a row of a tensor, a multiple of 16 bytes, to be in L2 soon."""
-    width: tl.constexpr = dtype.primitive_bitwidth // 8
-    address = tl.load(table + slot) + start * width
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred first;
-        .reg .u32 thread;
-        mov.u32 thread, %tid.x;
-        setp.eq.u32 first, thread, 0;
-        @first cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,r", [address, (length * width).to(tl.int32)], tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def rows(
     w_table, g_table, m_table, v_table, previous_table, grad_scale, found_inf,
-    program_slot, program_row, base, count, first_block, length_of,
+    program_slot, program_row, base, first_block, length_of,
     settings, traits, memory, record, blocks, number,
     W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr, WIDE: tl.constexpr,
     KEEPS: tl.constexpr, STOCHASTIC: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
     ALIGNED: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, MASKED: tl.constexpr,
-    OVERLAP: tl.constexpr, AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One step of one row. MASKED: HEAD + TAIL is more than its length."""
     if OVERLAP:
@@ -160,18 +142,6 @@ def rows(
             if KEEPS:
                 previous2 = passes.fetch(previous_start, at2, end, WIDE, MASKED)
         numbers = laws.load_numbers(settings, traits, memory, blocks, i, parameter)
-        if AHEAD > 0:  # noqa: SIM102 (one is known when it is compiled)
-            if tl.program_id(0) + AHEAD < count:
-                later = tl.load(program_slot + program + AHEAD)
-                if tl.load(g_table + later) != 0:
-                    long = tl.load(length_of + later)
-                    there = tl.load(program_row + program + AHEAD).to(tl.int64) * long
-                    bring(w_table, later, there, long, W)
-                    bring(g_table, later, there, long, G)
-                    bring(m_table, later, there, long, WIDE)
-                    bring(v_table, later, there, long, WIDE)
-                    if KEEPS:
-                        bring(previous_table, later, there, long, PREVIOUS)
 
         # pass 1
         ww, gw, gg, kappa, mw = sums_of(w, g, m, previous, KEEPS, HEAD)
@@ -231,7 +201,7 @@ def rows(
 @triton.jit
 def long_rows(
     w_table, g_table, m_table, v_table, previous_table, grad_scale, found_inf,
-    program_slot, program_row, base, count, first_block, length_of,
+    program_slot, program_row, base, first_block, length_of,
     settings, traits, memory, record, blocks, number,
     W: tl.constexpr, G: tl.constexpr, PREVIOUS: tl.constexpr, WIDE: tl.constexpr,
     KEEPS: tl.constexpr, STOCHASTIC: tl.constexpr, SCALED: tl.constexpr, CHECKED: tl.constexpr,
