@@ -8,7 +8,6 @@ import logging
 import math
 import re
 import sys
-import warnings
 from typing import Any
 
 import pytest
@@ -269,57 +268,6 @@ def test_without_rich_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(ModuleNotFoundError, match="print_diagnostics needs rich: pip install rich"):
         print_diagnostics(stepped(), 0)
-
-
-# ---- a bound that was active all the time ---------------------------------------------------
-
-
-FORMS = {"fused": {}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize(("free", "expected"), [(None, [100]), (0, []), (98, []), (99, [])])
-def test_a_bound_that_always_acts_is_told_once(form: Any, free: int | None, expected: Any) -> None:
-    """``free``: a step in which lr asks for less than max_angle."""
-    p, told = nn.Parameter(torch.randn(4, 2)), []
-    optimizer = AngularAdamW([{"params": [p], "rule": "scale_invariant"}], **form)
-    for step in range(1, 251):
-        optimizer.param_groups[0]["lr"] = 7e-4 if step - 1 == free else 1e-3
-        p.grad = torch.randn_like(p)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            optimizer.step()
-        told += [step for one in said if "max_angle=0.05 has bounded" in str(one.message)]
-    assert told == expected
-
-
-def test_a_bound_that_always_acts_is_told_once_where_warnings_are_errors() -> None:
-    p, raised = nn.Parameter(torch.randn(4, 2)), []
-    optimizer = AngularAdamW([{"params": [p], "rule": "scale_invariant"}], lr=1e-3)
-    for step in range(1, 151):
-        p.grad = torch.randn_like(p)
-        try:
-            optimizer.step()  # warnings are errors in this suite
-        except UserWarning:
-            raised.append(step)
-    assert raised == [100]
-
-
-@pytest.mark.parametrize("steps", [0, 50])
-def test_a_bound_is_told_of_the_first_steps_alone(steps: int) -> None:
-    """A trainer that loads the empty state of the beginning does not end the watch."""
-    p = nn.Parameter(torch.randn(4, 2))
-    optimizer = AngularAdamW([{"params": [p], "rule": "scale_invariant"}], lr=1e-3)
-    told = 0
-    for step in range(151):
-        if step == steps:
-            optimizer.load_state_dict(optimizer.state_dict())
-        p.grad = torch.randn_like(p)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            optimizer.step()
-        told += len(said)
-    assert told == (0 if steps else 1)
 
 
 @pytest.mark.parametrize("kind", [nn.Module, type("Own", (), {"optimizer": property(lambda s: s)})])

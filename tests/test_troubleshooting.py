@@ -105,14 +105,6 @@ def counted() -> None:
     AngularAdamW(groups).load_state_dict(old.state_dict())
 
 
-def bounded_for_long() -> None:
-    p = parameter()
-    optimizer = AngularAdamW([{"params": [p], "rule": "scale_invariant"}], lr=0.1)
-    for _ in range(100):
-        p.grad = torch.randn(4, 2)
-        optimizer.step()
-
-
 def rounding() -> AdamO:
     return AdamO([nn.Parameter(torch.ones(2, 2).half())], rounding="stochastic")
 
@@ -216,10 +208,6 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: AngularAdamW([parameter()]),
         "no group says which weights are scale-invariant, so nothing turns and this is AdamW.",
-    ),
-    (
-        bounded_for_long,
-        "lr=… asks weights to turn by … radians a step, and max_angle=… has bounded",
     ),
     (lambda: AdamO([parameter()], weight_decay=-0.1), "… must be >= …, got …"),
     (lambda: log_diagnostics(SGD, print, 0), "there is no AdamO and no AngularAdamW in this …"),

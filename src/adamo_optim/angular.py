@@ -72,7 +72,6 @@ class AngularAdamW(Blockwise, AdamW):
     STRUCTURE = ("rule", "found", "foreach", "fused", "capturable", "differentiable")
     NUMBERS = turning.NUMBERS
     _layout: AngularLayout | None
-    _bounded_steps = 0  # from the first on, in which all weights turned at max_angle; -1: told
 
     @explain_mistakes
     def __init__(
@@ -123,22 +122,6 @@ class AngularAdamW(Blockwise, AdamW):
             raise ValueError(FOREIGN["amsgrad"].format(type(self).__name__))
         self.defaults |= getattr(self, "_own_defaults", {})  # a copy has them in its defaults
         super().add_param_group(param_group)
-
-    @torch._disable_dynamo
-    def _prepare(self) -> list[Any]:
-        works = super()._prepare()
-        if works and self._bounded_steps >= 0:
-            groups = [group for work in works for group in work.bucket.groups]
-            self._bounded_steps = turning.count_bounded(self._bounded_steps, groups)
-            if self._bounded_steps == turning.WATCHED_STEPS:
-                self._bounded_steps = -1
-                turning.tell_of_the_bound(groups[0])
-        return works
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self.state:
-            self._bounded_steps = -1  # what comes are not the first steps
 
     # ---- what the base class asks ---------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,11 +24,9 @@ from .law import (
     TurnTraits,
     turn_law,
 )
-from .options import users_level
 from .sharding import whole_sums
 
 NUMBERS = TurnMemory._fields
-WATCHED_STEPS = 100  # so many turns at max_angle on end, from the first on, are worth a sentence
 
 
 def begin(state: dict[str, Any], p: Tensor, squares: float | Tensor = 0.0) -> None:
@@ -128,37 +125,6 @@ class TwoPasses(Bucket):
                 moment = local(member.state["exp_avg"])
                 result.append((i, moment, moment.clone()))
         return result
-
-
-def count_bounded(steps: int, groups: list[dict[str, Any]]) -> int:
-    """One step more in which all weights turned at ``max_angle``; -1: that was not so.
-
-    ``steps``: so many there were before, from the first on.
-    """
-    asked = [asked_angle(group) for group in groups]
-    if any(x <= group["max_angle"] for x, group in zip(asked, groups, strict=True)):
-        return -1
-    return steps + 1
-
-
-def tell_of_the_bound(group: Mapping[str, Any]) -> None:
-    lr, bound, rms = (float(group[name]) for name in ("lr", "max_angle", "angular_rms"))
-    warnings.warn(
-        f"lr={lr:g} asks weights to turn by {lr / rms:.2g} radians a step, and max_angle={bound:g} "
-        f"has bounded that in each of the first {WATCHED_STEPS} steps. An lr of {bound * rms:.2g} "
-        "or less is not bounded; a schedule that decays gets there by itself.",
-        UserWarning,
-        stacklevel=users_level(),
-    )
-
-
-def asked_angle(group: Mapping[str, Any]) -> float:
-    """The angle of a step; 0 where the host does not know it without reading a device."""
-    lr, rms = group["lr"], group["angular_rms"]
-    if rms is None or any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (lr, rms)):
-        return 0.0
-    lr, rms = (x.item() if isinstance(x, Tensor) else float(x) for x in (lr, rms))
-    return lr / rms
 
 
 class Work:
