@@ -30,7 +30,7 @@ class Entry:
     label: str
     colour: str  # of the Okabe-Ito palette, which colour-blind readers can tell apart
     line: str  # a matplotlib line style
-    kind: str  # "adam", "adamw", "adamp", "sgd", "muon", "adamo" or "angular"
+    kind: str  # "adam", "adamw", "adamp", "sgd", "muon", "adamo", "angular" or "by"
     rules: str = "model"  # AdamO: "model" finds scale-invariant weights, "shape" does not look
 
 
@@ -41,6 +41,7 @@ REGISTRY: dict[str, Entry] = {
     "sgd": Entry("SGD", "#000000", ":", "sgd"),
     "muon": Entry("Muon", "#009E73", "--", "muon"),
     "angular": Entry("AngularAdamW", "#CC79A7", "-", "angular"),
+    "angular_by": Entry("AngularAdamW, other second moments", "#CC79A7", ":", "by"),
     "adamo": Entry("AdamO", "#D55E00", "-", "adamo"),
     "adamo_paper": Entry("AdamO (paper)", "#E69F00", "-", "adamo", "shape"),
     "adamo_isotropic": Entry("AdamO-Isotropic", "#CC79A7", "--", "adamo", "shape"),
@@ -70,6 +71,7 @@ def common(lr: float, decay: float, adamp_decay: float = 0.01) -> dict[str, Hype
         "adamp": {"lr": lr, "weight_decay": adamp_decay, "delta": 0.1, "wd_ratio": 0.1},
         "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
         "angular": {**ANGULAR, "lr": lr, "weight_decay": decay},
+        "angular_by": {**ANGULAR, "second_moment": "entry", "lr": lr, "weight_decay": decay},
         "adamo": {**ADAMO, "lr": lr},
     }
 
@@ -184,8 +186,10 @@ def make(
     # torch's fused kernels know no complex numbers
     fused = {"fused": not any(p.is_complex() for p in model.parameters())}
     captured = {"capturable": graph}
+    if what.kind in ("muon", "by"):
+        said = f"{what.label} cannot be captured into a CUDA graph; use --engine serial"
+        require(not graph, said)
     if what.kind == "muon":
-        require(not graph, "torch's Muon cannot be captured into a CUDA graph; use --engine serial")
         return cls(model, **fused, **arguments)
     if what.kind == "adamw":
         return cls(adamw_groups(model, example, arguments), **fused, **captured, **arguments)
@@ -197,7 +201,7 @@ def make(
     found: Any = model.named_parameters()
     if what.rules == "model":
         found = param_groups(model, example, overrides=arguments.pop(OVERRIDES, None))
-    return cls(found, **captured, **arguments)
+    return cls(found, **({} if what.kind == "by" else captured), **arguments)
 
 
 def adamw_groups(model: nn.Module, example: Any, arguments: Hyper) -> list[Hyper]:
@@ -243,8 +247,8 @@ def legal_arguments(name: str) -> set[str]:
     legal = {*inspect.signature(class_of(kind).__init__).parameters} | {*OWN}
     legal -= {"self", "params", "model", "capturable", "compiled", "differentiable"}
     legal -= {"fused", "foreach"} if kind != "adamo" else set()
-    own = {"adamw": {DECAY_VECTORS, TURNING_LR}, "angular": {OVERRIDES}, "adamo": {OVERRIDES}}
-    return legal | own.get(kind, set())
+    own = {"adamw": {DECAY_VECTORS, TURNING_LR}}
+    return legal | own.get(kind, {OVERRIDES} if kind in ("angular", "adamo", "by") else set())
 
 
 def class_of(kind: str) -> type:
@@ -254,7 +258,9 @@ def class_of(kind: str) -> type:
 
     from .adamp import AdamP
     from .muon import MuonAdamW
+    from .second_moments import AngularBy
 
     ours = {"adamp": AdamP, "muon": MuonAdamW, "adamo": AdamO, "angular": AngularAdamW}
+    ours["by"] = AngularBy
     theirs = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     return {**ours, **theirs}[kind]

@@ -83,6 +83,12 @@ def scheduled(decays: tuple[float, ...], *rates: float, peak: float = 0.05) -> t
     )
 
 
+def moments_by(kind: str, **axes: Sequence[Any]) -> tuple[Arm, ...]:
+    """AngularAdamW with a second moment for every row or entry, in place of one a weight."""
+    own = (f"angular_{kind}", f"AngularAdamW, second moments by {kind}")
+    return trials("angular_by", *own, second_moment=(kind,), **axes)
+
+
 # Rates over two decades, with the schedules that people use.
 WIDE: dict[str, Any] = {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "weight_decay": (0.1,)}
 SCHEDULES = ("constant", "step", "cosine")
@@ -255,6 +261,18 @@ EVIDENCE = (
                     # does it matter that a bound takes the schedule's fall away? asked before
                     *scheduled((0.1,), *SMALL_RATES, 1.6e-2),
                     *scheduled((0.1,), *SMALL_RATES, 1.6e-2, peak=0.1),
+                    # is one second moment a weight enough? asked when the same was seen to matter
+                    # where norms stand after each part
+                    *moments_by("entry", lr=SMALL_RATES, weight_decay=(0.1,)),
+                    *moments_by("row", lr=SMALL_RATES, weight_decay=(0.1,)),
+                    *trials(
+                        "angular_by",
+                        "angular_all_entry",
+                        "AngularAdamW, all hidden matrices turn, second moments by entry",
+                        lr=(4e-3, 1.6e-2, 3.2e-2),
+                        weight_decay=(0.1,),
+                        overrides=({"layers.*": "scale_invariant"},),
+                    ),
                 ),
                 {**SMALL, "judge": "test"},
             ),
@@ -277,6 +295,9 @@ EVIDENCE = (
                     *scheduled((0.1,), *AFTER_RATES),
                     *scheduled((0.1,), *AFTER_RATES, peak=0.1),
                     *trials("muon", lr=AFTER_RATES, weight_decay=(0.1,)),
+                    # added when the others had been seen
+                    *moments_by("entry", lr=AFTER_RATES, weight_decay=(0.1,)),
+                    *moments_by("row", lr=AFTER_RATES, weight_decay=(0.1,)),
                 ),
                 {**SMALL, "judge": "test", "norms": "after"},
             ),
@@ -297,6 +318,7 @@ EVIDENCE = (
                 (
                     *trials("adamw", lr=COARSE, weight_decay=(0.1, 0.5)),
                     *trials("angular", lr=COARSE, weight_decay=(0.1, 0.5)),
+                    *moments_by("entry", lr=COARSE, weight_decay=(0.1, 0.5)),
                     *scheduled((0.1, 0.5), *COARSE),
                     *trials("adamp", lr=COARSE, weight_decay=(0.1, 0.5)),
                     *trials("sgd", lr=(0.03, 0.1, 0.3), weight_decay=(5e-4,)),
