@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -200,3 +201,10 @@ def test_the_numbers_of_rows_lie_in_one_piece() -> None:
     states = optimizer.state_dict()["state"].values()
     assert any(state["tau"].shape == (8,) for state in states)
     assert all(x.is_contiguous() for state in states for x in state.values())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_lays_out_the_state_of_a_new_group_at_once(copied: Any) -> None:
+    optimizer = copied(AdamO([nn.Parameter(torch.ones(2, 2))]))
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 2))]})
+    assert len(optimizer.state_dict()["state"]) == 2

@@ -157,6 +157,20 @@ def test_named_parameters_in_any_order() -> None:
     check_taken_over(model, new, old)
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+def test_names_of_a_wrapped_model_in_any_order(prefix: str) -> None:
+    model = nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(3)))
+    pairs = [(f"{prefix}{name}", p) for name, p in model.named_parameters()][::-1]
+    old = torch.optim.AdamW(pairs)
+    for i, p in enumerate(model.parameters()):
+        p.grad = torch.full_like(p, i + 1.0)
+    old.step()
+    new = AngularAdamW(param_groups(model, overrides={"*": "general"}))
+    new.load_state_dict(old.state_dict())
+    for p in model.parameters():
+        assert torch.equal(new.state[p]["exp_avg"], old.state[p]["exp_avg"])
+
+
 def test_adam_without_decay() -> None:
     model = small()
     old = trained(lambda model: torch.optim.Adam(model.parameters()), model)

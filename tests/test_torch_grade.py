@@ -319,23 +319,71 @@ def test_memory_layouts_do_not_matter(entry: Entry, options: dict[str, Any], for
     "backend", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str
 )
 @pytest.mark.parametrize("rows", [4, 8])
+@pytest.mark.parametrize("rule", ["general", "scale_invariant"])
+@pytest.mark.parametrize("cls", [AdamO, AngularAdamW])
 def test_a_parameter_of_another_shape_is_an_error_that_names_it(
-    backend: dict[str, Any], rows: int
+    cls: Any, rule: str, backend: dict[str, Any], rows: int
 ) -> None:
     memory = torch.zeros(8, 3)
     p = nn.Parameter(torch.ones(6, 3))
-    optimizer = AdamO([("table", p)], **backend)
-    p.grad = torch.ones(6, 3)
-    optimizer.step()
+    optimizer = cls([{"params": [("table", p)], "rule": rule}], **backend)
+    for _ in range(3):
+        p.grad = torch.randn(6, 3)
+        optimizer.step()
     p.data, p.grad = memory[:rows], None
-    p.grad = torch.ones(rows, 3)
+    p.grad = torch.randn(rows, 3)
     with pytest.raises(RuntimeError, match=r"table had the shape \(6, 3\) and now has \(\d, 3\)"):
         optimizer.step()
     assert memory.count_nonzero() == 0
+    if rule == "scale_invariant":
+        memory[:] = torch.eye(8, 3)  # zeros have no direction
     optimizer.state.pop(p)
     optimizer.step()
-    assert memory.count_nonzero() == 3 * rows
+    assert memory[:rows].count_nonzero() == 3 * rows
     assert optimizer.state[p]["step"] == 1
+
+
+@BACKENDS
+@BOTH
+def test_state_whose_memory_is_moved_keeps_its_numbers(entry: Entry, foreach: bool) -> None:
+    """``x.data = x.data.to(device)``, as people offload state, and later another layout."""
+    ends = []
+    for moves in (False, True):
+        model = network()
+        rules = {"rule": "scale_invariant"} if entry.cls is AngularAdamW else {}
+        groups = [{"params": list(model.parameters()), **rules}]
+        optimizer = entry.cls(groups, lr=1e-3, foreach=foreach)
+        for start in (0, 5, 10):
+            train(model, optimizer, range(start, start + 5))
+            if moves and start == 0:
+                for state in optimizer.state.values():
+                    for x in state.values():
+                        x.data = x.data.clone()
+            if start == 5:
+                optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))]})
+        steps = {float(s["step"]) for s in optimizer.state_dict()["state"].values() if "step" in s}
+        assert max(steps) == 15
+        ends.append([*tensors(model, optimizer)])
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+ILLEGAL = [{"lr": -1.0}, {"lr": float("nan")}, {"betas": (1.5, 0.9)}, {"eps": -1.0}]
+ILLEGAL += [{"weight_decay": -3.0}, {"amsgrad": True}]
+
+
+@pytest.mark.parametrize("options", ILLEGAL, ids=str)
+def test_an_illegal_option_is_refused_at_the_next_step(options: dict[str, Any]) -> None:
+    """Also where nothing turns and torch's lists are kept."""
+    p = nn.Parameter(torch.ones(4, 3))
+    optimizer = AngularAdamW([{"params": [p], "rule": "general"}])
+    for _ in range(3):
+        p.grad = torch.ones(4, 3)
+        optimizer.step()
+    before = p.detach().clone()
+    optimizer.param_groups[0].update(options)
+    with pytest.raises(ValueError, match=next(iter(options))):
+        optimizer.step()
+    assert torch.equal(p, before)
 
 
 @BACKENDS

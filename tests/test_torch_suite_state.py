@@ -358,6 +358,8 @@ def test_state_dict_hooks_see_and_replace_what_is_written(case: Case) -> None:
     before.remove()
     optimizer.state.pop("mark")
     assert optimizer.state_dict()["found"] is None
+    optimizer.register_state_dict_post_hook(lambda _, written: {"wrapped": written})
+    assert [*optimizer.state_dict()] == ["wrapped"]
 
 
 @few

@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 
 from .backends import choose
 from .blockwise import Blockwise
-from .checkpoint import check_buffers, check_numbers
+from .checkpoint import check_buffers, check_numbers, check_shape
 from .dtensor import is_sharded, local
 from .options import PAPER, as_pair, check_options, explain_mistakes, warn_of_collapse
 from .rules import rule_of
@@ -112,7 +112,7 @@ class AdamO(Blockwise):
         "differentiable",
     )
     NUMBERS = (*NUMBERS, *BUFFERS)
-    _is_built = False
+    _is_built = True
 
     @explain_mistakes
     def __init__(
@@ -147,6 +147,7 @@ class AdamO(Blockwise):
         defaults |= {"rule": "auto", "schema": SCHEMA}
         check_options(defaults)
         defaults["betas"] = as_pair(betas)
+        self._is_built = False
         super().__init__(params, defaults)
         self._populate()
         self._warn_of_collapse(self.param_groups)
@@ -182,8 +183,8 @@ class AdamO(Blockwise):
             self._populate()
             self._warn_of_collapse(self.param_groups[-1:])
 
-    def state_dict(self) -> StateDict:
-        result = super().state_dict()
+    def _written(self, result: StateDict) -> None:
+        super()._written(result)
         keys = [key for group in result["param_groups"] for key in group["params"]]
         for p, _, _, number in self._parameters():
             previous = self.state.get(p, {}).get("previous_grad")
@@ -191,7 +192,6 @@ class AdamO(Blockwise):
                 state = result["state"][keys[number]]
                 whole = whole_previous(previous, p, number)
                 result["state"][keys[number]] = {**state, "previous_grad": whole}
-        return result
 
     def _adapted(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         for group in state_dict["param_groups"]:
@@ -237,7 +237,7 @@ class AdamO(Blockwise):
         """State exists before the first step, so that saving a fresh optimizer changes nothing."""
         for p, name, group, number in self._parameters():
             if self._trains(p):
-                _check_shape(self.state[p].get("exp_avg"), p, name)
+                check_shape(self.state[p].get("exp_avg"), p, name)
                 initialize(self.state[p], p, group, number)
 
     def _describe(self, p: Tensor, name: str, group: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -271,12 +271,3 @@ class AdamO(Blockwise):
             if any(not is_lazy(p) and rule_of(p, group).name != "low_dim" for p in group["params"])
         ]
         warn_of_collapse(decaying)
-
-
-def _check_shape(m: Tensor | None, p: Tensor, name: str) -> None:
-    if m is not None and not m.is_meta and m.shape != p.shape:
-        raise RuntimeError(
-            f"{name} had the shape {tuple(m.shape)} and now has {tuple(p.shape)}, which its state "
-            "does not fit. Let it start afresh with optimizer.state.pop(parameter), or build a new "
-            "AdamO."
-        )

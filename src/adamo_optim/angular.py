@@ -15,9 +15,10 @@ from torch.optim.optimizer import ParamsT
 from . import checkpoint, torch_adamw, turning
 from .backends import refuse_differentiable_shards, why_not_fused
 from .blockwise import Blockwise, Layout
+from .checkpoint import check_shape
 from .dtensor import is_sharded, local, place_like
 from .geometry import real_numel
-from .options import FOREIGN, as_pair, check_options, explain_mistakes, users_level
+from .options import as_pair, check_options, explain_mistakes, refuse_foreign, users_level
 from .rules import rule_of
 from .turning import TwoPasses
 
@@ -118,8 +119,8 @@ class AngularAdamW(Blockwise, AdamW):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked."""
-        if isinstance(param_group, dict) and param_group.get("amsgrad"):
-            raise ValueError(FOREIGN["amsgrad"].format(type(self).__name__))
+        if isinstance(param_group, dict):
+            refuse_foreign(param_group, type(self).__name__)
         self.defaults |= getattr(self, "_own_defaults", {})  # a copy has them in its defaults
         super().add_param_group(param_group)
 
@@ -158,10 +159,11 @@ class AngularAdamW(Blockwise, AdamW):
     def _populate(self) -> None:
         """State for the weights that begin to turn, and for those that no longer do."""
         new = []
-        for p, _, group, _ in self._parameters():
+        for p, name, group, _ in self._parameters():
             state = self.state.get(p, {})
             if is_lazy(p):
                 continue
+            check_shape(state.get("exp_avg"), p, name)
             if is_sharded(p):
                 for key in state.keys() & {"exp_avg", "exp_avg_sq"}:
                     state[key] = place_like(state[key], p)  # of a checkpoint of one process
@@ -228,6 +230,7 @@ class AngularLayout(Layout):
     def __init__(self, optimizer: AngularAdamW) -> None:
         super().__init__(optimizer)
         turning_ids = {id(member.p) for bucket in self.buckets for member in bucket.members}
+        names = {id(p): name for p, name, _, _ in optimizer._parameters()}
         self.following: list[torch_adamw.Following] = []  # one for every group
         for group in optimizer.param_groups:
             params = [p for p in group["params"] if id(p) not in turning_ids]
@@ -240,4 +243,6 @@ class AngularLayout(Layout):
                 step = state.get("step")
                 if fused and isinstance(step, Tensor) and step.device != p.device:
                     state["step"] = step.to(p.device)  # loaded from another form
-            self.following.append(torch_adamw.Following(params, fused))
+            self.following.append(
+                torch_adamw.Following(params, [names[id(p)] for p in params], fused)
+            )

@@ -239,11 +239,17 @@ class Blockwise(Optimizer, ABC):
         and the numbers of blocks are copies of what they were.
         """
         self._drop_unused()
-        result = super().state_dict()
-        copies = self._copies()
-        states = result["state"]
+        # the first hook after torch's own part: the user's see, and may replace, what is written
+        handle = self.register_state_dict_post_hook(lambda _, x: self._written(x), prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    def _written(self, result: StateDict) -> None:
+        """Put into a state_dict what stays as it is when the training goes on."""
+        copies, states = self._copies(), result["state"]
         states.update({key: copies.get(id(state), state) for key, state in states.items()})
-        return result
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -344,6 +350,8 @@ class Blockwise(Optimizer, ABC):
             for group in self.param_groups:
                 check_options(group)
                 self._check_differentiable(group)
+            for bucket in self._layout.buckets if self._layout else ():
+                bucket.hand_back()
             self._check_swapped()
             self._remember_parameters()
             self._drop_unused()

@@ -189,6 +189,20 @@ class Bucket(ABC):
             self.entries = entries  # somebody keeps things of theirs beside ours
         return True
 
+    def hand_back(self) -> None:
+        """Before another layout: numbers are this matrix's, whatever their own memory says.
+
+        Somebody may have moved that, by ``x.data = x.data.to(device)``.
+        """
+        if self.differentiable:
+            return
+        keys, ours = (*self.Memory._fields, *self.BUFFERS), iter(self.own)
+        rows = [self.numbers_by_member(row) for row in self.memory]
+        for i, member in enumerate(self.members):
+            for k, key in enumerate(keys):
+                if member.state.get(key) is next(ours) and k < len(rows):
+                    member.state[key] = self.as_state(rows[k][i], member)
+
     def _looks(self) -> list[Any]:
         """What of the parameters a layout depends on."""
         return [(p.dtype, p.device, p.shape, p.stride()) for p in self.params]

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from .dtensor import is_sharded, local, refuse_shards
 from .options import check_options
+from .rules import REPLICAS, unwrapped
 
 if TYPE_CHECKING:
     from .blockwise import Blockwise
@@ -93,6 +94,16 @@ def check_buffers(state: Mapping[str, Any], p: Tensor, name: str, keys: tuple[st
         raise ValueError(
             f"{name} of shape {tuple(p.shape)} needs a dense {key} of that shape, and this "
             f"state_dict has {wrong}: it is damaged, or of another model."
+        )
+
+
+def check_shape(moment: Tensor | None, p: Tensor, name: str) -> None:
+    """Before a step: a parameter may have become another one under the same name."""
+    if moment is not None and not moment.is_meta and moment.shape != p.shape:
+        raise RuntimeError(
+            f"{name} had the shape {tuple(moment.shape)} and now has {tuple(p.shape)}, which its "
+            "state does not fit. Let it start afresh with optimizer.state.pop(parameter), or build "
+            "a new optimizer."
         )
 
 
@@ -193,14 +204,21 @@ def _names(groups: list[dict[str, Any]]) -> list[str]:
     return [name for group in groups for name in group.get("param_names", [])]
 
 
+def _bare(name: str) -> str:
+    """As the model has it without wrappers."""
+    return unwrapped(name).removeprefix(REPLICAS)
+
+
 def _places_by_name(theirs: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[int] | None:
     """Where each of our parameters, in our order, stands in theirs; None: names do not tell."""
-    index = {name: i for i, name in enumerate(_names(theirs))}
-    wanted = _names(ours)
-    complete = len(wanted) == sum(len(group["params"]) for group in ours)
-    complete &= len(index) == sum(len(group["params"]) for group in theirs)
-    known = complete and len(set(wanted)) == len(wanted) and index.keys() >= set(wanted)
-    return [index[name] for name in wanted] if known else None
+    for spelled in (str, _bare):
+        index = {spelled(name): i for i, name in enumerate(_names(theirs))}
+        wanted = [*map(spelled, _names(ours))]
+        complete = len(wanted) == sum(len(group["params"]) for group in ours)
+        complete &= len(index) == sum(len(group["params"]) for group in theirs)
+        if complete and len(set(wanted)) == len(wanted) and index.keys() >= set(wanted):
+            return [index[name] for name in wanted]
+    return None
 
 
 def _places_by_order(count: int, ours: list[dict[str, Any]]) -> list[int] | None:

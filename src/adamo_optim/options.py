@@ -86,6 +86,13 @@ def check_numbers(options: Mapping[str, Any], reads_devices: bool = True) -> Non
             raise ValueError(f"{name} must be True or False, got {options[name]!r}")
 
 
+def refuse_foreign(group: Mapping[str, Any], name: str) -> None:
+    """What torch's AdamW has and an optimizer of this name has not."""
+    for option, reason in FOREIGN.items():
+        if group.get(option):
+            raise ValueError(reason.format(name))
+
+
 def as_pair(betas: Any) -> tuple[Any, Any]:
     """Two numbers from any sequence of them, a configuration library's own kind included."""
     if isinstance(betas, (str, bytes)) or not hasattr(betas, "__len__") or len(betas) != 2:

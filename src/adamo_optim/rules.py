@@ -56,6 +56,7 @@ def needs_previous_gradient(rule_name: str, group: Mapping[str, Any]) -> bool:
     return rule_name != "low_dim" and group["curvature_target"] is not None
 
 
+REPLICAS = "module."  # what DistributedDataParallel puts before names
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
@@ -75,8 +76,8 @@ def rebind(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[dict[s
         >>> optimizer = AngularAdamW(rebind(groups, model), lr=1e-3)
     """
     model = _without_replicas(model)
-    names = {p: _unwrapped(name) for name, p in model.named_parameters()}
-    aliases = {_unwrapped(n): p for n, p in model.named_parameters(remove_duplicate=False)}
+    names = {p: unwrapped(name) for name, p in model.named_parameters()}
+    aliases = {unwrapped(n): p for n, p in model.named_parameters(remove_duplicate=False)}
     result: list[dict[str, Any]] = []
     left = set(names)
     for group in groups:
@@ -114,7 +115,8 @@ def _without_replicas(model: nn.Module) -> nn.Module:
     return wrapped.module if replicated else model
 
 
-def _unwrapped(name: str) -> str:
+def unwrapped(name: str) -> str:
+    """Without what compilation, checkpointing and sharding put into it."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name

@@ -18,8 +18,10 @@ from torch.utils._foreach_utils import (
 )
 
 from .buckets import same
+from .checkpoint import check_shape
 from .dtensor import local, mesh_of
 from .geometry import is_dense
+from .options import check_numbers, refuse_foreign
 
 NATIVE = (Tensor, torch.nn.Parameter)
 ADAM: Any = Adam  # its lists are AdamW's since torch 2.7, and the same in 2.6
@@ -33,10 +35,11 @@ class Following:
     nothing but the gradients is new, a step here is torch's kernel on the lists of the last one.
     """
 
-    def __init__(self, params: list[Tensor], fused: bool | None) -> None:
-        self.params, self.fused = params, fused
+    def __init__(self, params: list[Tensor], names: list[str], fused: bool | None) -> None:
+        self.params, self.names, self.fused = params, names, fused
+        self.numbers: list[Any] = []  # the options of the last step
         self.lists: list[list[Tensor]] = []  # moments and steps; empty: to be collected
-        self.strides: list[tuple[int, ...]] = []
+        self.layouts: list[Any] = []
         self.states: list[dict[str, Any]] = []
         self.entries: list[Any] = []
 
@@ -47,12 +50,19 @@ class Following:
         capturable = group["capturable"] or compiling
         numbers: dict[str, Any] = dict(zip(("beta1", "beta2"), group["betas"], strict=True))
         numbers |= {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")}
+        if not same_numbers(new := [*numbers.values(), group.get("amsgrad")], self.numbers):
+            check_numbers(group, reads_devices=False)
+            refuse_foreign(group, type(optimizer).__name__)
+            self.numbers = new
         if self.lists and not compiling and self.repeat(numbers, amp):
             return
         lists: list[list[Tensor]] = [[] for _ in range(6)]
         fused = self.fused
         those = {**group, "params": self.params, "fused": fused, "capturable": capturable}
         has_complex = ADAM._init_group(optimizer, those, *lists)
+        names = dict(zip(map(id, self.params), self.names, strict=True))
+        for p, moment in zip(lists[0], lists[2], strict=True):
+            check_shape(moment, p, names[id(p)])
         if fused and group["fused"] is None and not laid_out_alike(*lists[:4]):
             fused = None  # torch's own default, which takes any layout
         adamw(
@@ -77,7 +87,7 @@ class Following:
         if odd or len(params) != len(self.params) or not laid_out_alike(params, *self.lists[:2]):
             self.lists = []
             return
-        self.strides = list(map(Tensor.stride, params))
+        self.layouts = layouts_of(params)
         self.states = [state[p] for p in params]
         self.entries = entries_of(self.states)
 
@@ -89,8 +99,8 @@ class Following:
             or any(map(IS_SPARSE, grads))
             or any(isinstance(x, Tensor) for x in (*numbers.values(), *amp.values()))
             or not same(entries_of(self.states), self.entries)
-            or list(map(Tensor.stride, self.params)) != self.strides
-            or list(map(Tensor.stride, grads)) != self.strides
+            or layouts_of(self.params) != self.layouts
+            or layouts_of(grads) != self.layouts
         ):
             return False
         torch._foreach_add_(self.lists[-1], 1)
@@ -136,5 +146,18 @@ def laid_out_alike(params: list[Tensor], *others: list[Tensor]) -> bool:
     torch's fused kernels go over memory without looking: on CUDA they raise, on a CPU they are
     wrong in silence.
     """
-    strides = list(map(Tensor.stride, params))
-    return all(list(map(Tensor.stride, tensors)) == strides for tensors in others)
+    layouts = layouts_of(params)
+    return all(layouts_of(tensors) == layouts for tensors in others)
+
+
+def layouts_of(tensors: list[Tensor]) -> list[Any]:
+    """Strides, and how many entries: those of a dense tensor say nothing about its first one."""
+    return [*map(Tensor.stride, tensors), *map(Tensor.numel, tensors)]
+
+
+def same_numbers(new: list[Any], old: list[Any]) -> bool:
+    """Equal, or for tensors the very same: no waiting for a device."""
+    return len(new) == len(old) and all(
+        a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+        for a, b in zip(new, old, strict=True)
+    )
