@@ -306,6 +306,28 @@ EVIDENCE = (
         seeds=(3, 4, 5),
     ),
     Study(
+        name="evidence-small-gpt-after-verdict",
+        title="A small GPT whose norms stand after each part: the verdict",
+        about="The best of each by seeds 3 to 5, on fresh seeds and on a text that none was judged "
+        "by.",
+        runs=(
+            Runs(
+                "gpt",
+                50,
+                (
+                    *trials("adamw", lr=(6.4e-2,), weight_decay=(0.1,)),
+                    *trials("angular", lr=(1.6e-2,), weight_decay=(0.1,)),
+                    *moments_by("entry", lr=(1.6e-2,), weight_decay=(0.1,)),
+                    *moments_by("row", lr=(1.6e-2,), weight_decay=(0.1,)),
+                    *trials("muon", lr=(1.6e-2,), weight_decay=(0.1,)),
+                ),
+                {**SMALL, "norms": "after"},
+            ),
+        ),
+        metrics=(LOSS,),
+        seeds=(6, 7, 8, 9, 10),
+    ),
+    Study(
         name="evidence-small-resnet",
         title="A small ResNet on CIFAR-100",
         about="ResNet-18 at half the width and a sixteenth of the pixels, 8 epochs, warm-up and "
