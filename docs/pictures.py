@@ -395,6 +395,18 @@ def small_gpt_rates() -> Figure:
     return rates("evidence-small-gpt", looks, "A small GPT: test loss", (1.19, 1.85))
 
 
+def after_rates() -> Figure:
+    looks = {
+        "adamw": (ADAMW, "--", "o"),
+        "angular": (ANGULAR, "-", "o"),
+        "angular_row": (ANGULAR, "-.", "s"),
+        "angular_entry": (ANGULAR, ":", "D"),
+        "muon": ("#009E73", "-", "^"),
+    }
+    title = "Norms after each part: test loss"
+    return rates("evidence-small-gpt-after", looks, title, (1.2, 1.56))
+
+
 def speed() -> Figure:
     """How long a step keeps the GPU busy, in multiples of fused AdamW, on GPT-124M shapes."""
     bench = json.loads((ROOT / "results" / "bench" / "bench-cuda.json").read_text())
@@ -458,6 +470,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "accuracy": accuracy,
     "gpt-rates": gpt_rates,
     "small-gpt-rates": small_gpt_rates,
+    "small-gpt-after-rates": after_rates,
     "sensitivity-cifar100": sensitivity,
     "speed": speed,
 }

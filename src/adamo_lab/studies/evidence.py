@@ -89,6 +89,13 @@ def moments_by(kind: str, **axes: Sequence[Any]) -> tuple[Arm, ...]:
     return trials("angular_by", *own, second_moment=(kind,), **axes)
 
 
+def all_turn_by_entry(decay: float, *rates: float) -> tuple[Arm, ...]:
+    label = "AngularAdamW, all hidden matrices turn, second moments by entry"
+    axes: dict[str, Any] = {"lr": rates, "weight_decay": (decay,), "second_moment": ("entry",)}
+    rules = ({"layers.*": "scale_invariant"},)
+    return trials("angular_by", "angular_all_entry", label, **axes, overrides=rules)
+
+
 # Rates over two decades, with the schedules that people use.
 WIDE: dict[str, Any] = {"lr": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "weight_decay": (0.1,)}
 SCHEDULES = ("constant", "step", "cosine")
@@ -265,14 +272,7 @@ EVIDENCE = (
                     # where norms stand after each part
                     *moments_by("entry", lr=SMALL_RATES, weight_decay=(0.1,)),
                     *moments_by("row", lr=SMALL_RATES, weight_decay=(0.1,)),
-                    *trials(
-                        "angular_by",
-                        "angular_all_entry",
-                        "AngularAdamW, all hidden matrices turn, second moments by entry",
-                        lr=(4e-3, 1.6e-2, 3.2e-2),
-                        weight_decay=(0.1,),
-                        overrides=({"layers.*": "scale_invariant"},),
-                    ),
+                    *all_turn_by_entry(0.1, 4e-3, 1.6e-2, 3.2e-2),
                 ),
                 {**SMALL, "judge": "test"},
             ),
@@ -368,6 +368,9 @@ EVIDENCE = (
                     *faster(0.1, 4e-3, factors=(10.0,)),
                     *all_turn(0.1, 3.2e-2),
                     *trials("muon", lr=(8e-3,), weight_decay=(0.1,)),
+                    # added when the others had been seen, before they ran
+                    *moments_by("entry", lr=(4e-3,), weight_decay=(0.1,)),
+                    *all_turn_by_entry(0.1, 1.6e-2),
                 ),
                 SMALL,
             ),
