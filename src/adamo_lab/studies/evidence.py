@@ -340,7 +340,7 @@ EVIDENCE = (
                 (
                     *trials("adamw", lr=COARSE, weight_decay=(0.1, 0.5)),
                     *trials("angular", lr=COARSE, weight_decay=(0.1, 0.5)),
-                    *moments_by("entry", lr=COARSE, weight_decay=(0.1, 0.5)),
+                    *moments_by("row", lr=COARSE, weight_decay=(0.1, 0.5)),
                     *scheduled((0.1, 0.5), *COARSE),
                     *trials("adamp", lr=COARSE, weight_decay=(0.1, 0.5)),
                     *trials("sgd", lr=(0.03, 0.1, 0.3), weight_decay=(5e-4,)),
