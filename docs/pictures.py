@@ -390,6 +390,7 @@ def small_gpt_rates() -> Figure:
         "angular": (ANGULAR, "-", "o"),
         "adamw_turning_10": (ADAMW, ":", "D"),
         "angular_all": (ANGULAR, "-.", "s"),
+        "angular_all_entry": (ANGULAR, ":", "D"),
         "muon": ("#009E73", "-", "^"),
     }
     return rates("evidence-small-gpt", looks, "A small GPT: test loss", (1.19, 1.85))

@@ -10,7 +10,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -280,9 +280,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-gpt": lambda: by_rate("evidence-gpt"),
     "evidence-vit": lambda: by_rate("evidence-vit"),
     "evidence-digits": lambda: by_rate("evidence-digits"),
-    "evidence-small-gpt-verdict": lambda: study(
-        "evidence-small-gpt-verdict", {"valid_loss": ("validation loss", 1, 4)}
-    ),
+    **{
+        name: partial(study, name, {"valid_loss": ("validation loss", 1, 4)})
+        for name in ("evidence-small-gpt-verdict", "evidence-small-gpt-after-verdict")
+    },
     "language-rows": lambda: study("language-rows", {"valid_loss": ("validation loss", 1, 3)}),
     "premise": premise,
     "fig4": lambda: sensitivity("fig4"),

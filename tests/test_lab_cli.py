@@ -84,6 +84,8 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
         ),
         ("study nonsense", "unknown study 'nonsense'"),
         ("study fig1 -o sgd", "fig1 has no row 'sgd'; it has adam, adamw"),
+        # rows, not optimizers
+        ("study evidence-gpt -o adamw_turning_3", "it has adamw, angular, angular_initial, ada"),
         ("study table2 --scale 2", "--scale must be above 0 and at most 1"),
         ("report nowhere", "nowhere"),
         ("data nonsense", "nonsense"),

@@ -158,10 +158,12 @@ def study(
     require(0 < scale <= 1, f"--scale must be above 0 and at most 1, got {scale:g}")
     numbers = parse_seeds(seeds) if seeds else chosen.seeds
     configs = chosen.configs(numbers, scale, synthetic, pairs(option))
-    rows = dict.fromkeys(config.optimizer for config in configs)
+    rows = [arm.name if (arm := chosen.arm(c)) else c.optimizer for c in configs]
     for row in optimizer:
-        require(row in rows, f"{name} has no row {row!r}; it has {', '.join(rows)}")
-    configs = [c for c in configs if not optimizer or c.optimizer in optimizer]
+        known = ", ".join(dict.fromkeys(rows))
+        require(row in rows, f"{name} has no row {row!r}; it has {known}")
+    zipped = zip(configs, rows, strict=True)
+    configs = [config for config, row in zipped if not optimizer or row in optimizer]
     setup = make_setup(out, name, data_dir, device, workers, ray_address, compile)
     outcomes = train(configs, setup, engine)
     draw_landscape(chosen, configs, setup, outcomes)
