@@ -85,12 +85,12 @@ def scheduled(decays: tuple[float, ...], *rates: float, peak: float = 0.05) -> t
 
 def moments_by(kind: str, **axes: Sequence[Any]) -> tuple[Arm, ...]:
     """AngularAdamW with a second moment for every row or entry, in place of one a weight."""
-    own = (f"angular_{kind}", f"AngularAdamW, second moments by {kind}")
+    own = (f"angular_{kind}", f"AngularAdamW, moments by {kind}")
     return trials("angular_by", *own, second_moment=(kind,), **axes)
 
 
 def all_turn_by_entry(decay: float, *rates: float) -> tuple[Arm, ...]:
-    label = "AngularAdamW, all hidden matrices turn, second moments by entry"
+    label = "AngularAdamW, all turn, moments by entry"
     axes: dict[str, Any] = {"lr": rates, "weight_decay": (decay,), "second_moment": ("entry",)}
     rules = ({"layers.*": "scale_invariant"},)
     return trials("angular_by", "angular_all_entry", label, **axes, overrides=rules)
