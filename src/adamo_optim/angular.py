@@ -18,7 +18,7 @@ from .blockwise import Blockwise, Layout
 from .checkpoint import check_shape
 from .dtensor import is_sharded, local, place_like
 from .geometry import real_numel
-from .options import as_pair, check_options, explain_mistakes, refuse_foreign, users_level
+from .options import as_pair, check_options, explain_mistakes, users_level
 from .rules import rule_of
 from .turning import TwoPasses
 
@@ -117,10 +117,16 @@ class AngularAdamW(Blockwise, AdamW):
                 following.step(group, self, **amp)
         self._run(works)
 
+    @torch._disable_dynamo
+    def _prepare(self) -> list[Any]:
+        works = super()._prepare()
+        assert self._layout is not None
+        for group, following in zip(self.param_groups, self._layout.following, strict=True):
+            following.check(group, type(self).__name__)
+        return works
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its options are checked."""
-        if isinstance(param_group, dict):
-            refuse_foreign(param_group, type(self).__name__)
         self.defaults |= getattr(self, "_own_defaults", {})  # a copy has them in its defaults
         super().add_param_group(param_group)
 

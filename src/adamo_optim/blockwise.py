@@ -17,7 +17,7 @@ from . import checkpoint, diagnostics, sharding
 from .buckets import Bucket, Member, same
 from .dtensor import holds_whole_rows, is_sharded, local, mesh_of, placements_of
 from .explain import Explanation, Parameter
-from .options import as_pair, check_options, refuse_misspelt
+from .options import as_pair, check_options, refuse_foreign, refuse_misspelt
 from .ranges import OPTIONAL
 from .rules import rule_of
 
@@ -204,6 +204,7 @@ class Blockwise(Optimizer, ABC):
         if isinstance(param_group, dict):
             param_group = dict(param_group)  # so that the same groups can serve several optimizers
             refuse_misspelt(param_group, "a parameter group")
+            refuse_foreign(param_group, type(self).__name__)
             check_options({**self.defaults, **param_group})
             if "betas" in param_group:
                 param_group["betas"] = as_pair(param_group["betas"])

@@ -25,6 +25,7 @@ from .options import check_numbers, refuse_foreign
 
 NATIVE = (Tensor, torch.nn.Parameter)
 ADAM: Any = Adam  # its lists are AdamW's since torch 2.7, and the same in 2.6
+CHECKED = ("lr", "weight_decay", "eps", "maximize", "amsgrad")
 GRADIENT, IS_SPARSE = attrgetter("grad"), attrgetter("is_sparse")
 
 
@@ -43,6 +44,14 @@ class Following:
         self.states: list[dict[str, Any]] = []
         self.entries: list[Any] = []
 
+    def check(self, group: dict[str, Any], name: str) -> None:
+        """Options that somebody has changed since the last step."""
+        new = [*group["betas"], *map(group.get, CHECKED)]
+        if not same_numbers(new, self.numbers):
+            check_numbers(group, reads_devices=False)
+            refuse_foreign(group, name)
+            self.numbers = new
+
     def step(self, group: dict[str, Any], optimizer: AdamW, **amp: Tensor | None) -> None:
         """One step of AdamW; torch makes the lists and the state."""
         # As Dynamo does with torch's own optimizers: a count on the host would be a constant.
@@ -50,19 +59,16 @@ class Following:
         capturable = group["capturable"] or compiling
         numbers: dict[str, Any] = dict(zip(("beta1", "beta2"), group["betas"], strict=True))
         numbers |= {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")}
-        if not same_numbers(new := [*numbers.values(), group.get("amsgrad")], self.numbers):
-            check_numbers(group, reads_devices=False)
-            refuse_foreign(group, type(optimizer).__name__)
-            self.numbers = new
         if self.lists and not compiling and self.repeat(numbers, amp):
             return
         lists: list[list[Tensor]] = [[] for _ in range(6)]
         fused = self.fused
         those = {**group, "params": self.params, "fused": fused, "capturable": capturable}
         has_complex = ADAM._init_group(optimizer, those, *lists)
-        names = dict(zip(map(id, self.params), self.names, strict=True))
-        for p, moment in zip(lists[0], lists[2], strict=True):
-            check_shape(moment, p, names[id(p)])
+        if not compiling:
+            names = dict(zip(map(id, self.params), self.names, strict=True))
+            for p, moment in zip(lists[0], lists[2], strict=True):
+                check_shape(moment, p, names[id(p)])
         if fused and group["fused"] is None and not laid_out_alike(*lists[:4]):
             fused = None  # torch's own default, which takes any layout
         adamw(
