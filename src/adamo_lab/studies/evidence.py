@@ -353,6 +353,25 @@ EVIDENCE = (
         seeds=(0,),
     ),
     Study(
+        name="evidence-small-resnet-verdict",
+        title="A small ResNet on CIFAR-100: the verdict",
+        about="The best trial of each, on fresh seeds and the test images.",
+        runs=(
+            Runs(
+                "cifar100",
+                8,
+                (
+                    *trials("adamw", lr=(3e-3,), weight_decay=(0.5,)),
+                    *trials("angular", lr=(3e-3,), weight_decay=(0.1,)),
+                    *moments_by("row", lr=(3e-3,), weight_decay=(0.1,)),
+                ),
+                {**SMALL_RESNET, "holdout": 0},
+            ),
+        ),
+        metrics=(ACCURACY,),
+        seeds=(1, 2, 3),
+    ),
+    Study(
         name="evidence-small-gpt-verdict",
         title="A small GPT: the verdict",
         about="The best of each by seeds 0 to 2, on fresh seeds and on a text that none was judged "
