@@ -280,6 +280,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-gpt": lambda: by_rate("evidence-gpt"),
     "evidence-vit": lambda: by_rate("evidence-vit"),
     "evidence-digits": lambda: by_rate("evidence-digits"),
+    "evidence-small-resnet": lambda: by_rate("evidence-small-resnet"),
+    "evidence-small-resnet-verdict": lambda: study(
+        "evidence-small-resnet-verdict", {"test_accuracy": ("test accuracy, %", 100, 2)}
+    ),
     **{
         name: partial(study, name, {"valid_loss": ("validation loss", 1, 4)})
         for name in ("evidence-small-gpt-verdict", "evidence-small-gpt-after-verdict")
