@@ -40,7 +40,8 @@ class Following:
         self.params, self.names, self.fused = params, names, fused
         self.numbers: list[Any] = []  # the options of the last step
         self.lists: list[list[Tensor]] = []  # moments and steps; empty: to be collected
-        self.layouts: list[Any] = []
+        self.strides: list[tuple[int, ...]] = []
+        self.sizes: list[int] = []
         self.states: list[dict[str, Any]] = []
         self.entries: list[Any] = []
 
@@ -93,7 +94,7 @@ class Following:
         if odd or len(params) != len(self.params) or not laid_out_alike(params, *self.lists[:2]):
             self.lists = []
             return
-        self.layouts = layouts_of(params)
+        self.strides, self.sizes = list(map(Tensor.stride, params)), list(map(Tensor.numel, params))
         self.states = [state[p] for p in params]
         self.entries = entries_of(self.states)
 
@@ -105,8 +106,11 @@ class Following:
             or any(map(IS_SPARSE, grads))
             or any(isinstance(x, Tensor) for x in (*numbers.values(), *amp.values()))
             or not same(entries_of(self.states), self.entries)
-            or layouts_of(self.params) != self.layouts
-            or layouts_of(grads) != self.layouts
+            or list(map(Tensor.stride, self.params)) != self.strides
+            or list(map(Tensor.stride, grads)) != self.strides
+            # strides of a dense tensor say nothing about its first dimension; gradients that do
+            # not have the size of their parameter are refused by torch
+            or list(map(Tensor.numel, self.params)) != self.sizes
         ):
             return False
         torch._foreach_add_(self.lists[-1], 1)
@@ -152,13 +156,11 @@ def laid_out_alike(params: list[Tensor], *others: list[Tensor]) -> bool:
     torch's fused kernels go over memory without looking: on CUDA they raise, on a CPU they are
     wrong in silence.
     """
-    layouts = layouts_of(params)
-    return all(layouts_of(tensors) == layouts for tensors in others)
-
-
-def layouts_of(tensors: list[Tensor]) -> list[Any]:
-    """Strides, and how many entries: those of a dense tensor say nothing about its first one."""
-    return [*map(Tensor.stride, tensors), *map(Tensor.numel, tensors)]
+    strides, sizes = list(map(Tensor.stride, params)), list(map(Tensor.numel, params))
+    return all(
+        list(map(Tensor.stride, tensors)) == strides and list(map(Tensor.numel, tensors)) == sizes
+        for tensors in others
+    )
 
 
 def same_numbers(new: list[Any], old: list[Any]) -> bool:

@@ -90,6 +90,7 @@ def moments_by(kind: str, **axes: Sequence[Any]) -> tuple[Arm, ...]:
 
 
 def all_turn_by_entry(decay: float, *rates: float) -> tuple[Arm, ...]:
+    """Both: no weight of the layers changes its norm, and AdamW's own second moments."""
     label = "AngularAdamW, all turn, moments by entry"
     axes: dict[str, Any] = {"lr": rates, "weight_decay": (decay,), "second_moment": ("entry",)}
     rules = ({"layers.*": "scale_invariant"},)
