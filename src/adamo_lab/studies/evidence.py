@@ -89,12 +89,12 @@ def moments_by(kind: str, **axes: Sequence[Any]) -> tuple[Arm, ...]:
     return trials("angular_by", *own, second_moment=(kind,), **axes)
 
 
-def all_turn_by_entry(decay: float, *rates: float) -> tuple[Arm, ...]:
-    """Both: no weight of the layers changes its norm, and AdamW's own second moments."""
-    label = "AngularAdamW, all turn, moments by entry"
-    axes: dict[str, Any] = {"lr": rates, "weight_decay": (decay,), "second_moment": ("entry",)}
+def all_turn_by(kind: str, *rates: float) -> tuple[Arm, ...]:
+    """Both: no weight of the layers changes its norm, and more second moments than one a weight."""
+    own = (f"angular_all_{kind}", f"AngularAdamW, all turn, moments by {kind}")
+    axes: dict[str, Any] = {"lr": rates, "weight_decay": (0.1,), "second_moment": (kind,)}
     rules = ({"layers.*": "scale_invariant"},)
-    return trials("angular_by", "angular_all_entry", label, **axes, overrides=rules)
+    return trials("angular_by", *own, **axes, overrides=rules)
 
 
 # Rates over two decades, with the schedules that people use.
@@ -109,6 +109,15 @@ SMALL: dict[str, Any] = {  # on the text that every Python has
     "batch": 32,
     "precision": "float32",
 }
+SMALL_ENWIK8: dict[str, Any] = {  # 0.85 M parameters
+    **SMALL,
+    "text": "enwik8",
+    "layers": 4,
+    "width": 128,
+    "context": 128,
+    "batch": 16,
+    "every": 50,
+}
 SMALL_RESNET: dict[str, Any] = {  # 2.8 M parameters on maps of 8 x 8: minutes on a CPU
     **ORDINARY,
     "stem": "7x7",
@@ -119,6 +128,7 @@ SMALL_RESNET: dict[str, Any] = {  # 2.8 M parameters on maps of 8 x 8: minutes o
 COARSE = (1e-3, 3e-3, 1e-2)
 AFTER_RATES = (1e-3, 4e-3, 1.6e-2, 6.4e-2)
 SMALL_RATES = (2e-3, 4e-3, 8e-3)
+LARGE_RATES = (8e-3, 1.6e-2, 3.2e-2)  # where all hidden matrices turn
 FAR_RATES = (2.5e-4, 5e-4, 1e-3, 1.6e-2, 3.2e-2)  # with those over two decades
 
 EVIDENCE = (
@@ -224,6 +234,7 @@ EVIDENCE = (
                     *angles(**WIDE),
                     *bounds(0.1, 3e-3, 1e-2, angles=(0.1, 0.2, 0.5)),
                     *scheduled((0.1,), 1e-3, 3e-3, 1e-2, 3e-2),
+                    *moments_by("row", **WIDE),
                 ),
                 {"schedule": schedule},
             )
@@ -273,12 +284,36 @@ EVIDENCE = (
                     # where norms stand after each part
                     *moments_by("entry", lr=SMALL_RATES, weight_decay=(0.1,)),
                     *moments_by("row", lr=SMALL_RATES, weight_decay=(0.1,)),
-                    *all_turn_by_entry(0.1, 4e-3, 1.6e-2, 3.2e-2),
+                    *all_turn_by("entry", 4e-3, 1.6e-2, 3.2e-2),
+                    # and by row, which costs no state: asked when the row above had its verdict
+                    *all_turn_by("row", 4e-3, 1.6e-2, 3.2e-2),
                 ),
                 {**SMALL, "judge": "test"},
             ),
         ),
         metrics=(Metric("test_loss", "test loss", higher_is_better=False, digits=4),),
+    ),
+    Study(
+        name="evidence-small-enwik8",
+        title="A small GPT on enwik8",
+        about="Four layers of width 128, QK-norm, 1,000 steps of 2,048 bytes, warm-up and linear to "
+        "zero.",
+        kind="trials",
+        runs=(
+            Runs(
+                "gpt",
+                100,
+                (
+                    *trials("adamw", lr=SMALL_RATES, weight_decay=(0.1,)),
+                    *trials("angular", lr=SMALL_RATES, weight_decay=(0.1,)),
+                    *all_turn_by("row", *LARGE_RATES),
+                    *all_turn_by("entry", *LARGE_RATES),
+                ),
+                SMALL_ENWIK8,
+            ),
+        ),
+        metrics=(LOSS,),
+        seeds=(0,),
     ),
     Study(
         name="evidence-small-gpt-after",
@@ -390,7 +425,9 @@ EVIDENCE = (
                     *trials("muon", lr=(8e-3,), weight_decay=(0.1,)),
                     # added when the others had been seen, before they ran
                     *moments_by("entry", lr=(4e-3,), weight_decay=(0.1,)),
-                    *all_turn_by_entry(0.1, 1.6e-2),
+                    *all_turn_by("entry", 1.6e-2),
+                    # a third time
+                    *moments_by("row", lr=(4e-3,), weight_decay=(0.1,)),
                 ),
                 SMALL,
             ),
