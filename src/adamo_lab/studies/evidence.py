@@ -296,7 +296,7 @@ EVIDENCE = (
     Study(
         name="evidence-small-enwik8",
         title="A small GPT on enwik8",
-        about="Four layers of width 128, QK-norm, 1,000 steps of 2,048 bytes, warm-up and linear to "
+        about="Four layers of width 128, QK-norm, 1,000 steps of 2,048 bytes, warm-up, linear to "
         "zero.",
         kind="trials",
         runs=(
