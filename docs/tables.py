@@ -6,6 +6,7 @@ What stands between ``<!-- table NAME -->`` and ``<!-- end -->`` is written by t
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections import Counter
@@ -14,16 +15,19 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import false_discovery_control
+
 from adamo_lab.claims import Judged, in_brief
 from adamo_lab.figures.curves import best_by_rate
 from adamo_lab.grids import GRID_METRICS, grid_values, grids
-from adamo_lab.optimizers import ADAMO
+from adamo_lab.optimizers import ADAMO, ANGULAR
 from adamo_lab.records import SUFFIX, Record, load
 from adamo_lab.runs import Group, Line, capitalized, groups, telling
 from adamo_lab.studies import STUDIES, Study
+from adamo_lab.studies.base import Metric
 from adamo_lab.studies.paper import PREMISE_TASKS
 from adamo_lab.tables import columns_of, heading, number, spread
-from adamo_lab.verdicts import FAILS, HOLDS, OPEN, after_correction
+from adamo_lab.verdicts import FAILS, HOLDS, OPEN, after_correction, welch
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -153,6 +157,44 @@ def rates_table(group: Group, titled: bool) -> str:
     return f"{title}{table([*heads, *rows])}\n{said} {commits_of(group.runs)}\n"
 
 
+def beside_adamw(name: str) -> str:
+    """A study's rows against AdamW: Welch's test, two-sided, and how soon each had AdamW's loss."""
+    (group,) = settled(name)
+    metric = STUDIES[name].metrics[0]
+    base = group.named("adamw")[0]
+    theirs = base.of(metric.key)
+    tested = [line for line in group.lines if line is not base]
+    found = [float(welch(line.of(metric.key), theirs).pvalue) for line in tested]
+    corrected = false_discovery_control(found)
+    shown = {id(line): (p, q) for line, p, q in zip(tested, found, corrected, strict=True)}
+    rows = [["optimizer", "settings", heading(metric), "p", "corrected", "AdamW's steps, %", "n"]]
+    for line in group.lines:
+        ours, (p, q) = line.of(metric.key), shown.get(id(line), (None, None))
+        soon = 100 * reached(line, metric, theirs.mean or 0)
+        rows.append([
+            line.title, settings(line, group), spread(ours.mean, ours.sd, metric),
+            small(p), small(q), f"{soon:.0f}" if soon <= 100 else "–", str(ours.n),
+        ])  # fmt: skip
+    return f"{table(rows)}\nHardware: {machines(group.runs)}. {commits_of(group.runs)}\n"
+
+
+def small(p: float | None) -> str:
+    return "" if p is None else "< 0.0001" if p < 1e-4 else f"{p:.1g}" if p < 0.1 else f"{p:.2f}"
+
+
+def reached(line: Line, metric: Metric, value: float) -> float:
+    """The share of a run after which the mean over the seeds is as good as ``value``; or ∞."""
+    rows = list(zip(*(run.metrics for run in line.runs), strict=True))
+    curve = [(r[0]["epoch"], statistics.fmean(x[metric.key] for x in r)) for r in rows]
+    length, before = line.runs[0].config.epochs, curve[0]
+    for epoch, here in curve:
+        if metric.better((here, value)) == here:
+            share = (value - before[1]) / (here - before[1]) if here != before[1] else 1
+            return (before[0] + share * (epoch - before[0])) / length
+        before = epoch, here
+    return math.inf
+
+
 PREMISE = {  # a result: its title, and how many digits
     "way_undone": ("way undone, %", 1),
     "way_a_step": ("way a step, %", 3),
@@ -189,7 +231,7 @@ def settings(line: Line, group: Group) -> str:
     def told(key: str, value: Any) -> bool:
         if key in ALWAYS or key in telling(same):
             return True
-        return key in NOTED and value != ADAMO.get(key, ...)
+        return key in NOTED and value != {**ADAMO, **ANGULAR}.get(key, ...)
 
     keys = [k for k in dict.fromkeys((*ALWAYS, *NOTED, *line.hyper)) if k in line.hyper]
     space = "\N{NO-BREAK SPACE}"
@@ -281,12 +323,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-vit": lambda: by_rate("evidence-vit"),
     "evidence-digits": lambda: by_rate("evidence-digits"),
     "evidence-small-resnet": lambda: by_rate("evidence-small-resnet"),
-    "evidence-small-resnet-verdict": lambda: study(
-        "evidence-small-resnet-verdict", {"test_accuracy": ("test accuracy, %", 100, 2)}
-    ),
     **{
-        name: partial(study, name, {"valid_loss": ("validation loss", 1, 4)})
-        for name in ("evidence-small-gpt-verdict", "evidence-small-gpt-after-verdict")
+        name: partial(beside_adamw, name)
+        for name in (
+            "evidence-small-resnet-verdict",
+            "evidence-small-gpt-verdict",
+            "evidence-small-gpt-after-verdict",
+        )
     },
     "language-rows": lambda: study("language-rows", {"valid_loss": ("validation loss", 1, 3)}),
     "premise": premise,
