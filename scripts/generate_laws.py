@@ -34,11 +34,10 @@ ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 LOGIC_C = {ast.BitAnd: "&&", ast.BitOr: "||"}
 LOGIC_TRITON = {ast.BitAnd: "&", ast.BitOr: "|"}
 
-# The families of laws: which record they fill, which of their arguments are the sums that the
-# caller hands over, and the prefix of their structures in C.
+# The families of laws: which record they fill, the prefix of their structures in C, the laws.
 FAMILIES = {
     "AdamO": ("RECORD", "", ("moments_law", "weights_law")),
-    "a weight that turns": ("TURN_RECORD", "Turn", ("turn_law",)),
+    "a weight that turns": ("TURN_RECORD", "Turn", ("square_law", "turn_law")),
 }
 TABLES = ("Options", "Traits", "Memory")  # the others of a law's arguments lie in the record
 
@@ -55,6 +54,7 @@ class Source:
             x.name: list(scope[x.name]._fields) for x in tree if isinstance(x, ast.ClassDef)
         }
         self.constants = {k: v for k, v in scope.items() if k.isupper() and isinstance(v, float)}
+        self.shared: tuple[str, ...] = scope["SHARED"]
         self.records = {name: list(scope[name]) for name in ("RECORD", "TURN_RECORD")}
 
 
@@ -405,11 +405,11 @@ def returned(values: list[str]) -> str:
 def numbers(source: Source, prefix: str) -> str:
     """A function that loads what is known before a step: options, traits and memory."""
     tables = {"settings": "Options", "traits": "Traits", "memory": "Memory"}
-    loads = [
-        f"tl.load({table} + {k} * blocks + {'i' if table == 'memory' else 'parameter'})"
-        for table, kind in tables.items()
-        for k in range(len(source.tuples[prefix + kind]))
-    ]
+    loads = []
+    for table, kind in tables.items():
+        for k, field in enumerate(source.tuples[prefix + kind]):
+            own = table == "memory" and not (prefix and field in source.shared)
+            loads.append(f"tl.load({table} + {k} * blocks + {'i' if own else 'parameter'})")
     name = f"{prefix.lower()}_numbers" if prefix else "numbers"
     return (
         f"@triton.jit\ndef load_{name}(settings, traits, memory, blocks, i, parameter):\n"

@@ -87,9 +87,9 @@ def adamo(options: dict[str, Any], dtype: torch.dtype, scaled: bool) -> None:
     step(AdamO(weights(dtype, shapes), foreach=False, **options), scaled)
 
 
-def turning(dtype: torch.dtype, scaled: bool) -> None:
+def turning(dtype: torch.dtype, scaled: bool, second_moment: str = "tensor") -> None:
     groups = [{"params": weights(dtype), "rule": "scale_invariant"}]
-    step(AngularAdamW(groups, foreach=False), scaled)
+    step(AngularAdamW(groups, foreach=False, second_moment=second_moment), scaled)
 
 
 def main() -> None:
@@ -105,6 +105,8 @@ def main() -> None:
     turning(torch.float32, scaled=True)
     turning(torch.complex128, scaled=False)
     turning(torch.bfloat16, scaled=False)
+    turning(torch.float32, scaled=True, second_moment="row")
+    turning(torch.bfloat16, scaled=False, second_moment="row")
     kernels = sorted({name.split()[0] for name in compiled})
     print(f"{len(compiled)} kernels for {len(TARGETS)} targets: {', '.join(kernels)}")
 

@@ -120,7 +120,8 @@ ANGULAR: dict[str, tuple[Damage, str]] = {
         put(0, "mean_square", torch.tensor(-1.0)),
         "mean_square of 0.weight must be >= 0",
     ),
-    "a second moment for each row": (put(0, "mean_square", torch.ones(6)), "mean_square .* shape"),
+    "second moments of other rows": (put(0, "mean_square", torch.ones(5)), "mean_square .* shape"),
+    "a norm for each row": (put(0, "initial_norm", torch.ones(6)), "initial_norm .* shape"),
     "no second moment of a bias": (without(1, "exp_avg_sq"), "needs a dense exp_avg_sq"),
     "max_angle": (option("max_angle", 4.0), "illegal option: max_angle must be"),
 }

@@ -118,17 +118,17 @@ def numbers_of_turns(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
     keys = [law.Memory._fields.index(x) for x in ("step", "tau_reference", "initial_norm")]
     sums = torch.zeros(len(law.TURN_RECORD), BLOCKS, dtype=torch.float64)
     sums[:4] = record[[0, 2, 4, 3]]
-    return options, torch.rand(1, BLOCKS, generator=source).double(), memory[keys], sums, active
+    return options, torch.rand(2, BLOCKS, generator=source).double(), memory[keys], sums, active
 
 
 def laws_of_turns(
     options: Any, traits: Any, memory: Any, record: Any, active: Any, law: Any = law
 ) -> tuple[Tensor, Tensor]:
-    sums = law.TurnSums(*record[:4])
-    turn, after = law.turn_law(
-        law.TurnOptions(*options), law.TurnTraits(*traits), law.TurnMemory(*memory), sums, active
-    )
-    return stacked(after), stacked([*sums, *turn, active])
+    o, about, sums = law.TurnOptions(*options), law.TurnTraits(*traits), law.TurnSums(*record[:4])
+    first, before = law.square_law(o, about, law.TurnMemory(*memory), sums, active)
+    whole = law.Whole(sums.ww, first.uw, first.uu)  # every weight is one block
+    turn, after = law.turn_law(o, about, before, first, whole, active)
+    return stacked(after), stacked([*sums, *first, *whole, *turn, active])
 
 
 FAMILIES = {
@@ -197,6 +197,40 @@ def test_the_laws_in_triton(family: str) -> None:
     agree(record[:, active], rows[:, active], names)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_laws_of_weights_with_many_rows_in_triton() -> None:
+    """Each row has two chunks, and a weight has more rows than a tile holds."""
+    pytest.importorskip("triton", minversion="3.4")
+    if torch.cuda.is_available():
+        pytest.skip("tests/test_gpu.py compares whole steps on the device")
+    from adamo_optim import triton_kernels as kernels
+
+    sizes = torch.tensor([50, 1, 36, 63])
+    first = sizes.cumsum(0) - sizes
+    member = torch.arange(4).repeat_interleave(sizes)
+    given = (x[..., :150].contiguous() for x in numbers_of_turns(8))
+    options, traits, memory, record, active = given
+    alike = first[member]  # rows of a weight have these in common
+    options, traits, active = (x[..., alike].contiguous() for x in (options, traits, active))
+    memory = torch.stack([memory[0][alike], memory[1], memory[2][alike]])
+    sums = torch.where(record[:4].isfinite(), record[:4], 1.0)  # one row would spoil a weight
+
+    o, about, rows = law.TurnOptions(*options), law.TurnTraits(*traits), law.TurnSums(*sums)
+    scaled, before = law.square_law(o, about, law.TurnMemory(*memory), rows, active)
+    sums_of_rows = (rows.ww, scaled.uw, scaled.uu)
+    whole = (torch.zeros(4).double().index_add(0, member, x)[member] for x in sums_of_rows)
+    turn, after = law.turn_law(o, about, before, scaled, law.Whole(*whole), active)
+
+    chunks = torch.stack([0.25 * sums, 0.75 * sums], dim=2).view(4, 300)
+    places = torch.arange(0, 300, 2)
+    kernels.before_turn[(4,)](
+        options, traits, memory, record, 150, active[first].long(), None, chunks, 300, places,
+        places + 2, first, sizes, CHECKED=False, ROWS=True, TILE=16,
+    )  # fmt: skip
+    agree(memory, stacked(after), law.TurnMemory._fields)
+    agree(record[-5:-1, active], stacked(turn)[:, active], law.Turn._fields)
+
+
 def launch_laws(kernels: Any, family: str, *matrices: Tensor) -> None:
     """The laws of all blocks, each of which is one chunk."""
     options, traits, memory, record, active = matrices
@@ -208,9 +242,11 @@ def launch_laws(kernels: Any, family: str, *matrices: Tensor) -> None:
     common = (options, traits, memory, record, blocks)
     grid, sums = (blocks,), record.clone()
     if family == "turns":
+        weights = (first, torch.ones_like(first))
         kernels.before_turn[grid](
-            *common, flags, None, sums[:4].contiguous(), *chunks, CHECKED=False, TILE=16
-        )
+            *common, flags, None, sums[:4].contiguous(), *chunks, *weights, CHECKED=False,
+            ROWS=False, TILE=16,
+        )  # fmt: skip
         return
     kernels.before_moments[grid](
         *common, flags, None, sums[:5].contiguous(), *chunks, ones, CHECKED=False, TILE=16

@@ -98,7 +98,8 @@ def check_taken_over(model: nn.Module, new: AngularAdamW, old: torch.optim.Optim
             square = 0.999 * before["exp_avg_sq"].double() + 0.001 * g.square()
             if rules[name] == "scale_invariant":
                 assert now.keys() == {"step", "exp_avg", "mean_square", "initial_norm"}
-                assert float(now["mean_square"]) == pytest.approx(float(square.mean()), rel=1e-6)
+                means = square.flatten(1).mean(1) if now["mean_square"].dim() else square.mean()
+                torch.testing.assert_close(now["mean_square"], means, rtol=1e-6, atol=0)
             else:
                 torch.testing.assert_close(now["exp_avg_sq"].double(), square)
     assert seen == len(kept)
@@ -120,6 +121,13 @@ def test_one_group_in_the_order_of_the_model() -> None:
     turns = {row.name for row in new.explain() if row.rule == "scale_invariant"}
     assert turns == {"2.weight"}
     check_taken_over(model, new, old)
+
+
+def test_a_second_moment_for_each_row() -> None:
+    model = small()
+    new = AngularAdamW(param_groups(model, BATCH), second_moment="row")
+    check_taken_over(model, new, trained(adamw, model))
+    assert new.state[model[2].weight]["mean_square"].shape == (8,)
 
 
 def test_several_groups() -> None:
@@ -499,6 +507,38 @@ def test_a_rule_that_changed_since() -> None:
     state = back.state[weight]
     assert state.keys() == {"step", "exp_avg", "mean_square", "initial_norm"}
     assert int(state["step"]) == 7
+
+
+def test_second_moments_of_rows_that_come_and_go() -> None:
+    """One for each row begins with the whole's, the whole with their mean; AdamW gets them all."""
+    model = small()
+    optimizer = trained(angular, model)
+    weight = model[2].weight
+    (group,) = (g for g in optimizer.param_groups if g["rule"] == "scale_invariant")
+    old = optimizer.state[weight]["mean_square"].clone()
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+
+    def state_after(**changes: str) -> dict[str, Any]:
+        group.update(changes)
+        optimizer.step()
+        return optimizer.state[weight]
+
+    rows = state_after(second_moment="row")["mean_square"]
+    torch.testing.assert_close(rows, (0.999 * old).expand(8))
+    step(model, optimizer, 7)
+    rows = optimizer.state[weight]["mean_square"].clone()
+    assert rows.unique().numel() == 8
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    mean = state_after(second_moment="tensor")["mean_square"]
+    torch.testing.assert_close(mean, 0.999 * rows.mean())
+    rows = state_after(second_moment="row")["mean_square"].clone()
+    state = state_after(rule="general")
+    assert state.keys() == {"step", "exp_avg", "exp_avg_sq"}
+    assert int(state["step"]) == 10
+    square = 0.999 * rows.float()[:, None].expand(8, 8)
+    torch.testing.assert_close(state["exp_avg_sq"], square)
 
 
 def test_a_rule_that_changes_in_training() -> None:

@@ -85,6 +85,7 @@ ANGULAR: dict[str, Options] = {
     "maximize": {"maximize": True, "weight_decay": 0.1},
     "angular rms": {"angular_rms": 0.1},
     "max angle": {"max_angle": 0.5, "angular_rms": None},
+    "rows": {"second_moment": "row"},
 }
 
 
@@ -202,6 +203,7 @@ BAD_OPTIONS: list[tuple[Options, str, str]] = [
             ("previous_gradient", "'exact', 'bfloat16', 'sampled'"),
             ("decay_lr", "'radial', 'tangential'"),
             ("block", "'tensor', 'row'"),
+            ("second_moment", "'tensor', 'row'"),
             ("rounding", "'nearest', 'stochastic'"),
         ]
     ),

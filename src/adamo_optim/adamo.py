@@ -98,6 +98,7 @@ class AdamO(Blockwise):
         Optimizers. The equations' numbers in this package are that paper's.
     """
 
+    ROWS_ALONE = True
     STRUCTURE = (
         "rule",
         "found",
@@ -210,7 +211,7 @@ class AdamO(Blockwise):
 
     def _check_state(self, state: Mapping[str, Any], p: Tensor, name: str) -> None:
         check_buffers(state, p, name, MOMENTS)
-        check_numbers(state, p, name, NUMBERS, by_row=True)
+        check_numbers(state, p, name, NUMBERS, by_row=NUMBERS)
         previous = state.get("previous_grad")
         if previous is not None and not is_lazy(p) and not is_previous(previous, p):
             raise ValueError(

@@ -13,7 +13,7 @@ from torch.optim import AdamW
 from torch.optim.optimizer import ParamsT
 
 from . import checkpoint, torch_adamw, turning
-from .backends import refuse_differentiable_shards, why_not_fused
+from .backends import refuse_differentiable_shards, rows_are_scattered, why_not_fused
 from .blockwise import Blockwise, Layout
 from .checkpoint import check_shape
 from .dtensor import is_sharded, local, place_like
@@ -51,6 +51,8 @@ class AngularAdamW(Blockwise, AdamW):
         angular_rms: r, what ``lr`` means as an angle: a step turns a weight as far as AdamW's would
             turn one whose entries have this root mean square, so that all layers turn alike.
             ``None``: that of the weight's own first step.
+        second_moment: ``"tensor"``, one s for the whole weight; ``"row"``, one for each row, with n
+            its entries: for networks nearly all of whose matrices turn (OLMo 2, Gemma 3).
         max_angle: bounds lr/r, in radians. A step turns by that times the root mean square of the
             tangential u: up to 1 in the first steps, 0.2 to 0.3 in training.
         maximize: as in AdamW.
@@ -70,7 +72,15 @@ class AngularAdamW(Blockwise, AdamW):
         >>> optimizer.step()
     """
 
-    STRUCTURE = ("rule", "found", "foreach", "fused", "capturable", "differentiable")
+    STRUCTURE = (
+        "rule",
+        "found",
+        "second_moment",
+        "foreach",
+        "fused",
+        "capturable",
+        "differentiable",
+    )
     NUMBERS = turning.NUMBERS
     _layout: AngularLayout | None
 
@@ -85,13 +95,15 @@ class AngularAdamW(Blockwise, AdamW):
         *,
         angular_rms: float | None = 0.015,
         max_angle: float = 0.05,
+        second_moment: str = "tensor",
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
     ) -> None:
-        own = {"angular_rms": angular_rms, "max_angle": max_angle, "rule": "auto"}
+        own = {"angular_rms": angular_rms, "max_angle": max_angle}
+        own |= {"second_moment": second_moment, "rule": "auto"}
         flags = {"maximize": maximize, "foreach": foreach, "fused": fused}
         flags |= {"capturable": capturable, "differentiable": differentiable}
         betas = as_pair(betas)
@@ -135,6 +147,9 @@ class AngularAdamW(Blockwise, AdamW):
     def _bucket(self, device: torch.device, backend: str, mesh: Any) -> TwoPasses:
         return TwoPasses(device, backend, mesh)
 
+    def _rows(self, p: Tensor, group: dict[str, Any], rule: str) -> int | None:
+        return turning.rows_of(p, group)
+
     def _may_turn(self, p: Tensor, group: dict[str, Any]) -> bool:
         return rule_of(p, group).name == "scale_invariant" and real_numel(p) > 1
 
@@ -158,6 +173,8 @@ class AngularAdamW(Blockwise, AdamW):
         if group["fused"] is False or (group["fused"] is None and group["foreach"] is not None):
             return "torch calls", ""
         note = why_not_fused(local(p))
+        if not note and turning.rows_of(p, group) and rows_are_scattered(local(p)):
+            note = "the rows that second_moment='row' tells apart are scattered in this layout"
         if note and group["fused"]:
             raise RuntimeError(f"fused=True cannot be honoured for {name}: {note}")
         return ("torch calls", note) if note else ("fused", "")
@@ -177,13 +194,13 @@ class AngularAdamW(Blockwise, AdamW):
                 if "mean_square" in state:
                     turning.end(state, p, self._counts_on_device(p, group))
             elif "mean_square" in state:
-                turning.begin(state, p)  # after loading: device and dtype
+                turning.begin(state, p, turning.rows_of(p, group))  # after loading, say
             elif self._trains(p) and not turning.started_at_zero(state):
                 new.append((p, group))
         for p, group, zero, squares in turning.beginnings(new, self.state):
             state = self.state[p]
             if not zero or not state:
-                turning.begin(state, p, squares)
+                turning.begin(state, p, turning.rows_of(p, group), squares)
             if zero:  # AdamW's, with a mark
                 if "mean_square" in state:
                     turning.end(state, p, self._counts_on_device(p, group))
@@ -223,7 +240,7 @@ class AngularAdamW(Blockwise, AdamW):
         turned = "mean_square" in state
         moments = ("exp_avg",) if turned else ("exp_avg", "exp_avg_sq")
         checkpoint.check_buffers(state, p, name, moments)
-        checkpoint.check_numbers(state, p, name, turning.NUMBERS)
+        checkpoint.check_numbers(state, p, name, turning.NUMBERS, by_row=("mean_square",))
 
 
 def _declares(group: Mapping[str, Any]) -> bool:

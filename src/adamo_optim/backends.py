@@ -58,13 +58,17 @@ def scattered_bits(p: Tensor, group: dict[str, Any]) -> str:
 
 def scattered_rows(p: Tensor, group: dict[str, Any], by_row: bool) -> str:
     """A row that is a block, and on CUDA the slice of "sampled", must be one piece of memory."""
-    if p.dim() < 2 or p.shape[0] < 2 or p.stride(0) == p.numel() // p.shape[0]:
+    if not rows_are_scattered(p):
         return ""
     if by_row:
         return "the rows that block='row' updates one by one are scattered in this layout"
     if group["previous_gradient"] == "sampled" and p.device.type == "cuda":
         return "the rows that previous_gradient='sampled' keeps are scattered in this layout"
     return ""
+
+
+def rows_are_scattered(p: Tensor) -> bool:
+    return p.dim() > 1 and p.shape[0] > 1 and p.stride(0) != p.numel() // p.shape[0]
 
 
 def why_not_fused(p: Tensor) -> str:

@@ -50,7 +50,7 @@ class Layout:
             rule = rule_of(p, group).name
             rows = optimizer._rows(p, group, rule)
             mesh = mesh_of(p)
-            if rows is not None and holds_whole_rows(p):  # what a rank has concerns no other one
+            if rows is not None and optimizer.ROWS_ALONE and holds_whole_rows(p):
                 mesh, rows = None, local(p).shape[0]
             mesh_row = self.on_mesh[mesh]
             self.on_mesh[mesh] += 1 if rows is None else rows
@@ -100,6 +100,7 @@ class Blockwise(Optimizer, ABC):
 
     STRUCTURE: tuple[str, ...]  # options that decide how state is laid out
     NUMBERS: tuple[str, ...]  # state that must keep its own precision when it is loaded
+    ROWS_ALONE = False  # what a rank has of whole rows concerns no other rank
     _layout: Layout | None = None  # the first step makes it
     _seen: Sequence[dict[int, bool]] = ()  # of every group: its parameters, and which are matrices
     _loading: StateDict | None = None  # what is being loaded, as the user's hooks left it
@@ -306,8 +307,8 @@ class Blockwise(Optimizer, ABC):
             for member, part in zip(bucket.members, parts, strict=True):
                 # rows one after the other: torch.distributed broadcasts what lies in memory
                 vectors = part.unbind() if part.dim() == 1 else part.T.contiguous().unbind()
-                vectors = [bucket.as_state(vector, member) for vector in vectors]
-                numbers = dict(zip(keys, vectors, strict=True))
+                pairs = zip(keys, vectors, strict=True)
+                numbers = {key: bucket.as_state(key, vector, member) for key, vector in pairs}
                 copies[id(member.state)] = {**member.state, **numbers}
         return copies
 

@@ -70,6 +70,7 @@ class Bucket(ABC):
     Memory: Any
     RECORD: tuple[str, ...]
     BUFFERS: tuple[str, ...]
+    SHARED: tuple[str, ...] = ()  # numbers that all blocks of a parameter have in common
 
     def __init__(self, device: torch.device, backend: str, mesh: Any = None) -> None:
         self.device, self.backend, self.mesh = device, backend, mesh
@@ -140,7 +141,7 @@ class Bucket(ABC):
         self.memory = torch.stack([self._stacked(key) for key in keys])
         for key, row in zip(keys, self.memory, strict=True):
             for member, view in zip(members, self.numbers_by_member(row), strict=True):
-                member.state[key] = self.as_state(view, member)
+                member.state[key] = self.as_state(key, view, member)
         # compared by identity in every step
         self.entries = list(chain.from_iterable(map(dict.values, self.states)))
         self.own = self._own_entries()
@@ -152,18 +153,22 @@ class Bucket(ABC):
         parts = zip(self.members, row.split(self.sizes), strict=True)
         return [part[0] if member.rows is None else part for member, part in parts]
 
-    def as_state(self, numbers: Tensor, member: Member) -> Tensor:
+    def as_state(self, key: str, numbers: Tensor, member: Member) -> Tensor:
         """A member's numbers as its state has them; rows that other ranks lack are a DTensor's."""
-        if member.rows is None or self.mesh is not None or not is_sharded(member.p):
+        if member.rows is None:
             return numbers
-        return rows_like(numbers, member.p)
+        if key in self.SHARED:
+            return numbers[0]
+        alone = self.mesh is None and is_sharded(member.p)
+        return rows_like(numbers, member.p) if alone else numbers
 
     def _stacked(self, key: str) -> Tensor:
         """One quantity of all members as a vector."""
         numbers = [local(state[key]) for state in self.states]
         if all(size == 1 for size in self.sizes):
             return torch.stack([x.reshape(()) for x in numbers]).to(self.dtype)
-        return torch.cat([x.reshape(-1) for x in numbers]).to(self.dtype)
+        pairs = zip(numbers, self.sizes, strict=True)
+        return torch.cat([x.reshape(-1).expand(size) for x, size in pairs]).to(self.dtype)
 
     def vector(self, values: Sequence[float]) -> Tensor:
         """A number for each member as one for each block, on the device."""
@@ -201,7 +206,7 @@ class Bucket(ABC):
         for i, member in enumerate(self.members):
             for k, key in enumerate(keys):
                 if member.state.get(key) is next(ours) and k < len(rows):
-                    member.state[key] = self.as_state(rows[k][i], member)
+                    member.state[key] = self.as_state(key, rows[k][i], member)
 
     def _looks(self) -> list[Any]:
         """What of the parameters a layout depends on."""
@@ -225,8 +230,8 @@ class Bucket(ABC):
             self.memory.copy_(torch.stack(list(memory)))
             return
         for key, vector in zip(self.Memory._fields, memory, strict=True):
-            for member, part in zip(self.members, vector.split(self.sizes), strict=True):
-                member.state[key] = part[0] if member.rows is None else part
+            for member, part in zip(self.members, self.numbers_by_member(vector), strict=True):
+                member.state[key] = self.as_state(key, part, member)
 
     # ---- a step ----
 
@@ -296,7 +301,10 @@ class Bucket(ABC):
         return result
 
     def moments_of_stand_ins(self) -> list[tuple[int, Tensor, Tensor]]:
-        """What pass 1 changes of blocks for whose gradient zeros stand in, with a copy of it."""
+        """What pass 1 changes of members for whose gradient zeros stand in, with a copy of it.
+
+        Each with the member's first block.
+        """
         return []
 
     def local_state(self, member: Member) -> dict[str, Any]:

@@ -108,12 +108,16 @@ def check_shape(moment: Tensor | None, p: Tensor, name: str) -> None:
 
 
 def check_numbers(
-    state: Mapping[str, Any], p: Tensor, name: str, keys: tuple[str, ...], by_row: bool = False
+    state: Mapping[str, Any],
+    p: Tensor,
+    name: str,
+    keys: tuple[str, ...],
+    by_row: tuple[str, ...],
 ) -> None:
     """Numbers are numbers: one, or one for each row; finite; and the steps are counted."""
     if "step" not in state:
         raise ValueError(f"the state of {name} has no step: the state_dict is damaged.")
-    rows = p.shape[:1] if by_row and not is_lazy(p) and p.dim() > 1 else torch.Size()
+    rows = p.shape[:1] if not is_lazy(p) and p.dim() > 1 else torch.Size()
     for key in keys:
         if key not in state:
             continue
@@ -121,7 +125,8 @@ def check_numbers(
             value = torch.as_tensor(state[key])
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{key} of {name} must be a number, got {state[key]!r}") from error
-        if value.shape not in (torch.Size(), torch.Size([1]), rows):
+        legal = [torch.Size(), torch.Size([1]), *([rows] if key in by_row else [])]
+        if value.shape not in legal:
             raise ValueError(f"{key} of {name} must be a number, got shape {tuple(value.shape)}")
         value = local(value)
         if value.is_meta:

@@ -71,6 +71,7 @@ class Variant(NamedTuple):
     PREVIOUS: Any = None
     CURVATURE: int = 0  # 0: no g⁻; 1: of the whole tensor; 2: of a slice
     STOCHASTIC: bool = False  # rounding of a bfloat16 weight
+    even: bool = True  # blocks begin where a multiple of 16 entries does
 
 
 class Launch(NamedTuple):
@@ -129,7 +130,7 @@ class Plan:
         ]
         self.buffers = [[state.get(key) for state in states] for key in bucket.BUFFERS]
         variants = self.variants_of(bucket, *self.buffers)
-        counts = self.split(bucket, [real_numel(p) for p in params], variants)
+        counts, variants = self.split(bucket, [real_numel(p) for p in params], variants)
         self.short = Chunks(counts, variants, WRITE["CHUNK"], self.device)
         self.long = Chunks(counts, variants, READ["CHUNK"], self.device)
         self.numel = torch.tensor(counts, dtype=torch.int64, device=self.device)
@@ -155,10 +156,12 @@ class Plan:
             for p, g in zip(self.params, self.dtypes, strict=True)
         ]
 
-    def split(self, bucket: Any, counts: list[int], variants: list[Variant]) -> list[int]:
-        """The entries of every tensor that are cut into chunks."""
+    def split(
+        self, bucket: Any, counts: list[int], variants: list[Variant]
+    ) -> tuple[list[int], list[Variant]]:
+        """The entries of every block that are cut into chunks, and how these are compiled."""
         self.chunked = self.blocks  # so many blocks are, the first ones
-        return counts
+        return counts, variants
 
     def _host_table(self) -> Tensor:
         pin = self.device.type == "cuda"
@@ -275,7 +278,9 @@ class AdamOPlan(Plan):
             variants[slot] = variants[slot]._replace(PREVIOUS=kept, **more)
         return variants
 
-    def split(self, bucket: Any, counts: list[int], variants: list[Variant]) -> list[int]:
+    def split(
+        self, bucket: Any, counts: list[int], variants: list[Variant]
+    ) -> tuple[list[int], list[Variant]]:
         """Rows take one pass, and so do small tensors beside them: they share the launches."""
         by_row = any(m.rows is not None for m in bucket.members)
         limit = cuda_rows.REGISTERS if by_row else -1
@@ -290,7 +295,7 @@ class AdamOPlan(Plan):
         self.programs = cuda_rows.Programs(tensors, bucket.starts, self.device)
         self.chunked = one_pass.count(False)
         assert not any(one_pass[: self.chunked])  # the bucket has sorted them
-        return [0 if one else n for one, n in zip(one_pass, counts, strict=True)]
+        return [0 if one else n for one, n in zip(one_pass, counts, strict=True)], variants
 
 
 class Fused:
@@ -459,9 +464,35 @@ class Work(Fused):
 
 
 class TurnPlan(Plan):
+    """Its blocks are weights, or their rows."""
+
     def __init__(self, bucket: Any, params: list[Tensor], grads: list[Tensor | None]) -> None:
         super().__init__(bucket, params, grads)
         self.partial = self.zeros(4, self.short.count)
+
+    def split(
+        self, bucket: Any, counts: list[int], variants: list[Variant]
+    ) -> tuple[list[int], list[Variant]]:
+        self.by_row = self.blocks != len(counts)
+        self.slots = self.offsets = self.first_block = self.sizes = None
+        if not self.by_row:
+            return counts, variants
+        slots: list[int] = []
+        offsets: list[int] = []
+        lengths: list[int] = []
+        for slot, (size, (here, first)) in enumerate(
+            zip(bucket.sizes, bucket.rows_here, strict=True)
+        ):
+            mine = range(size) if here is None else range(first, first + here)
+            length = counts[slot] // max(len(mine), 1)
+            slots += [slot] * size
+            offsets += [(i - first) * length for i in range(size)]
+            lengths += [length if i in mine else 0 for i in range(size)]  # the others' are not here
+        upload = functools.partial(torch.tensor, dtype=torch.int64, device=self.device)
+        self.slots, self.offsets = upload(slots), upload(offsets)
+        self.first_block, self.sizes = upload(bucket.starts), upload(bucket.sizes)
+        even = [variants[s]._replace(even=o % 16 == 0) for s, o in zip(slots, offsets, strict=True)]
+        return lengths, even
 
 
 class TurnWork(Fused):
@@ -484,8 +515,10 @@ class TurnWork(Fused):
         return torch.where(self.bucket.takes, sums, 0).T
 
     def proceed(self, rows: Tensor, active: Tensor) -> None:
-        assert self.plan.whole is not None
-        self.plan.active.copy_(active)
+        plan = self.plan
+        assert plan.whole is not None
+        here = active if plan.first_block is None else active[plan.first_block]
+        plan.active[: len(here)] = here
         with self.on_device():
             self.before_turn(self.plan.active, rows.T.contiguous(), self.plan.whole)
             self.apply()
@@ -498,18 +531,20 @@ class TurnWork(Fused):
             plan.launch(
                 self.key("reduce", i), kernels.turn_reduce, count,
                 w, g, m, plan.numel, self.grad_scale, self.found_inf, chunks.block, chunks.start,
-                base, plan.partial, chunks.count, settings, blocks,
+                base, plan.partial, chunks.count, settings, blocks, plan.slots, plan.offsets,
                 W=variant.W, G=variant.G, WIDE=variant.WIDE, SCALED=self.grad_scale is not None,
-                CHECKED=self.found_inf is not None, ALIGNED=self.aligned, **WRITE,
+                CHECKED=self.found_inf is not None, ROWS=plan.by_row,
+                ALIGNED=self.aligned and variant.even, **WRITE,
             )  # fmt: skip
 
     def before_turn(self, active: Tensor, partial: Tensor, chunks: Any) -> None:
         plan = self.plan
         key = None if chunks is plan.whole else self.key("before_turn")
         plan.launch(
-            key, kernels.before_turn, plan.blocks,
+            key, kernels.before_turn, len(plan.params),
             *self.matrices, active, self.found_inf, partial, chunks.count, chunks.first,
-            chunks.last, CHECKED=self.found_inf is not None, **LAW,
+            chunks.last, plan.first_block, plan.sizes, CHECKED=self.found_inf is not None,
+            ROWS=plan.by_row, **LAW,
         )  # fmt: skip
 
     def apply(self) -> None:
@@ -518,5 +553,6 @@ class TurnWork(Fused):
             plan.launch(
                 self.key("apply", i), kernels.turn_apply, count,
                 w, m, plan.numel, chunks.block, chunks.start, base, plan.record, plan.blocks,
-                W=variant.W, WIDE=variant.WIDE, ALIGNED=self.aligned, **WRITE,
+                plan.slots, plan.offsets, W=variant.W, WIDE=variant.WIDE, ROWS=plan.by_row,
+                ALIGNED=self.aligned and variant.even, **WRITE,
             )  # fmt: skip

@@ -67,7 +67,7 @@ def of_turns(record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, 
     ========================  =================================================================
     """
     return {
-        "norm": record["ww"].sqrt(),
+        "norm": record["all_ww"].sqrt(),
         "gradient_norm": record["gg"].sqrt(),
         "angle": record["angle"],
         "at_max_angle": record["at_max_angle"],

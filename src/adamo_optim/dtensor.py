@@ -170,10 +170,10 @@ def rows_of_shard(p: Tensor) -> tuple[int, int]:
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 != count:
         raise RuntimeError(
-            f"previous_gradient='sampled' and block='row' need shards of adjoining rows; the "
-            f"placements {placements_of(p)} of a parameter of shape {tuple(p.shape)} scatter them. "
-            "Use previous_gradient='bfloat16' and block='tensor' for it; see "
-            "docs/troubleshooting.md."
+            "previous_gradient='sampled', block='row' and second_moment='row' need shards of "
+            f"adjoining rows; the placements {placements_of(p)} of a parameter of shape "
+            f"{tuple(p.shape)} scatter them. Use previous_gradient='bfloat16', block='tensor' and "
+            "second_moment='tensor' for it; see docs/troubleshooting.md."
         )
     return first, count
 

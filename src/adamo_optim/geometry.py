@@ -51,6 +51,12 @@ def real_numel(x: Tensor) -> int:
     return x.numel() * (2 if x.is_complex() else 1)
 
 
+def row_count(x: Tensor) -> int | None:
+    """How many rows (dimension 0) a tensor has; None for a vector, for one row, for rows of 1."""
+    rows = x.shape[0] if x.dim() > 1 else 1
+    return rows if 1 < rows < real_numel(x) else None
+
+
 def same_strides(a: Sequence[int], b: Sequence[int], shape: Sequence[int]) -> bool:
     """Do they lay a tensor out alike? Where a dimension has one place, its stride means nothing."""
     return (

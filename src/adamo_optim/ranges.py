@@ -11,6 +11,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "previous_gradient": ("exact", "bfloat16", "sampled"),
     "decay_lr": ("radial", "tangential"),
     "block": ("tensor", "row"),
+    "second_moment": ("tensor", "row"),
     "rounding": ("nearest", "stochastic"),
     "rule": RULES,
 }

@@ -293,10 +293,12 @@ class ReferenceAngularAdamW(Optimizer):
         *,
         angular_rms: float | None = 0.015,
         max_angle: float = 0.05,
+        second_moment: str = "tensor",
         maximize: bool = False,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         defaults |= {"angular_rms": angular_rms, "max_angle": max_angle}
+        defaults["second_moment"] = second_moment
         super().__init__(params, {**defaults, "maximize": maximize, "rule": "auto"})
 
     @torch.no_grad()
@@ -313,6 +315,7 @@ class ReferenceAngularAdamW(Optimizer):
                     declared = rule_of(p, group).name == "scale_invariant"
                     state.update(t=0, m=torch.zeros_like(w), initial_norm=norm)
                     state["turns"] = declared and norm > 0 and entries > 1
+                    state["by_row"] = group["second_moment"] == "row" and _has_rows(p)
                     state["v"] = 0.0 if state["turns"] else torch.zeros_like(w)
                 state["t"] += 1
                 new = (turned if state["turns"] else follow_adamw)(w, g, state, group)
@@ -334,9 +337,10 @@ def turned(w: Tensor, g: Tensor, state: dict[str, Any], options: dict[str, Any])
     n, rho = w.numel(), state["initial_norm"]
     wide = torch.float32 if w.dtype in (torch.bfloat16, torch.float16) else w.dtype
     m = state["m"] = (beta1 * state["m"].to(wide) + (1 - beta1) * g.to(wide)).to(w.dtype)
-    s = state["v"] = beta2 * state["v"] + (1 - beta2) * float(inner(g, g)) / n
-    m, w = m.double(), w.double()
-    u = m / (1 - beta1**t) / (math.sqrt(s / (1 - beta2**t)) + options["eps"])
+    m, w, squares = m.double(), w.double(), g.double().square()
+    across = tuple(range(1 if state["by_row"] else 0, w.dim()))
+    s = state["v"] = beta2 * state["v"] + (1 - beta2) * squares.mean(across, keepdim=True)
+    u = m / (1 - beta1**t) / ((s / (1 - beta2**t)).sqrt() + options["eps"])
     u_tangential = tangential(u, w)
     length = math.sqrt(float(inner(u_tangential, u_tangential)))
     rms = rho / math.sqrt(n) if options["angular_rms"] is None else options["angular_rms"]

@@ -79,10 +79,10 @@ def whole_sums(values: list[Tensor], params: list[Tensor]) -> list[Tensor]:
             on_mesh.setdefault(mesh, []).append(i)
     for mesh, those in on_mesh.items():
         mine = [values[i] * counted_once(params[i]) for i in those]  # as in add_up
-        common = torch.stack([x.to(mesh.device_type, torch.float64) for x in mine])
+        common = torch.cat([x.reshape(-1).to(mesh.device_type, torch.float64) for x in mine])
         torch.distributed.all_reduce(common, group=group_of(mesh))
-        for i, total in zip(those, common.unbind(), strict=True):
-            result[i] = total.to(values[i].device)
+        for i, total in zip(those, common.split([x.numel() for x in mine]), strict=True):
+            result[i] = total.view(values[i].shape).to(values[i].device)
     return result
 
 

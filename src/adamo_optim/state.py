@@ -18,7 +18,7 @@ from .dtensor import (
     shard_like,
     whole,
 )
-from .geometry import compute_dtype, scalar_dtype
+from .geometry import compute_dtype, row_count, scalar_dtype
 from .law import UNSET, Memory
 from .rules import needs_previous_gradient, rule_of
 from .sampling import sample_of, sample_range, sample_rows
@@ -31,13 +31,8 @@ START = {key: UNSET if key in ("tau", "initial_norm") else 0.0 for key in NUMBER
 
 
 def rows_of(p: Tensor, group: dict[str, Any], rule: str) -> int | None:
-    """How many blocks ``block="row"`` makes of a parameter; None where it is one block.
-
-    A vector has no rows, and a row of one entry has no direction.
-    """
-    if group["block"] == "tensor" or rule == "low_dim" or p.dim() < 2 or p.shape[0] < 2:
-        return None
-    return p.shape[0] if p.numel() > p.shape[0] or p.is_complex() else None
+    """How many blocks ``block="row"`` makes of a parameter; None where it is one block."""
+    return None if group["block"] == "tensor" or rule == "low_dim" else row_count(p)
 
 
 def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], number: int) -> None:

@@ -41,8 +41,9 @@ LIVE, USE_GRADIENT, KEEP_GRADIENT, SIGN, P, Q, BETA1, BETA2, DEBIAS1, DEBIAS2, E
 )
 A1, B, GUARDED_UPDATE = (tl.constexpr(RECORD.index(name)) for name in ("a1", "b", "guarded_update"))
 STEP = tl.constexpr(Memory._fields.index("step"))
-TURN_WW, TURN_GG, TURN_MW, TURN_MM, TURN_A1, TURN_B, TURN_ACTIVE = (
-    tl.constexpr(TURN_RECORD.index(name)) for name in ("ww", "gg", "mw", "mm", "a1", "b", "active")
+TURN_WW, TURN_GG, TURN_MW, TURN_MM, TURN_ALL, TURN_A1, TURN_B, TURN_ACTIVE = (
+    tl.constexpr(TURN_RECORD.index(name))
+    for name in ("ww", "gg", "mw", "mm", "all_ww", "a1", "b", "active")
 )
 TURN_BETA1, TURN_SIGN = (
     tl.constexpr(TurnOptions._fields.index(name)) for name in ("beta1", "sign")
@@ -485,22 +486,32 @@ def turn_reduce_tile(
 
 
 @triton.jit
+def turn_chunk(i, chunk_start, numel, slots, offsets, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """Of a chunk of block i: its tensor in the tables of addresses, where it and the block end."""
+    start, end = tl.load(chunk_start), tl.load(numel + i)
+    if ROWS:
+        offset = tl.load(offsets + i)
+        return tl.load(slots + i), tl.multiple_of(offset + start, 16), offset + end
+    else:
+        return i, tl.multiple_of(start, CHUNK), end
+
+
+@triton.jit
 def turn_reduce(
     w_table, g_table, m_table, numel, grad_scale, found_inf, chunk_block, chunk_start, base,
-    partial, chunks, settings, blocks,
+    partial, chunks, settings, blocks, slots, offsets,
     W: tl.constexpr, G: tl.constexpr, WIDE: tl.constexpr,
-    SCALED: tl.constexpr, CHECKED: tl.constexpr, ALIGNED: tl.constexpr,
+    SCALED: tl.constexpr, CHECKED: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Pass 1: m; partial sums of ‖w‖², ‖g‖², ⟨m,w⟩ and ‖m‖²."""
     program = base + tl.program_id(0)
     i = tl.load(chunk_block + program)
-    start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
-    end = tl.load(numel + i)
-    if tl.load(g_table + i) != 0:
-        w = address(w_table, i, W, ALIGNED)
-        g = address(g_table, i, G, ALIGNED)
-        m = address(m_table, i, W, ALIGNED)
+    slot, start, end = turn_chunk(i, chunk_start + program, numel, slots, offsets, ROWS, CHUNK)
+    if tl.load(g_table + slot) != 0:
+        w = address(w_table, slot, W, ALIGNED)
+        g = address(g_table, slot, G, ALIGNED)
+        m = address(m_table, slot, W, ALIGNED)
         beta1 = tl.load(settings + TURN_BETA1 * blocks + i)
         rest1 = ((1 - beta1) * tl.load(settings + TURN_SIGN * blocks + i)).to(WIDE)
         beta1 = beta1.to(WIDE)
@@ -533,53 +544,111 @@ def turn_reduce(
 
 
 @triton.jit
-def before_turn(
-    settings, traits, memory, record, blocks, g_table, found_inf, partial, chunks, first_chunk,
-    last_chunk, CHECKED: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The law between the two passes, for one block."""
-    i = tl.program_id(0)
-    active = tl.load(g_table + i) != 0
-    if CHECKED:
-        active = active & (tl.load(found_inf) == 0.0)
-    low, high = tl.load(first_chunk + i), tl.load(last_chunk + i)
-    ww, gg, mw, mm = add_up_four(partial, chunks, low, high, TILE)
+def add_up_rows(partial, chunks, low, count, TILE: tl.constexpr):
+    """Four sums of every block of a weight, each with ``count`` chunks."""
+    a = tl.zeros([TILE], tl.float64)
+    b = tl.zeros([TILE], tl.float64)
+    c = tl.zeros([TILE], tl.float64)
+    d = tl.zeros([TILE], tl.float64)
+    for k in range(count):
+        a += tl.load(partial + low + k)
+        b += tl.load(partial + chunks + low + k)
+        c += tl.load(partial + 2 * chunks + low + k)
+        d += tl.load(partial + 3 * chunks + low + k)
+    return a, b, c, d
+
+
+@triton.jit
+def keep_turn_sums(record, blocks, i, sums, active):
     c = record + i
-    tl.store(c + TURN_WW * blocks, tl.where(active, ww, 0.0))
-    tl.store(c + TURN_GG * blocks, tl.where(active, gg, 0.0))
-    tl.store(c + TURN_MW * blocks, tl.where(active, mw, 0.0))
-    tl.store(c + TURN_MM * blocks, tl.where(active, mm, 0.0))
+    tl.store(c + TURN_WW * blocks, tl.where(active, sums[0], 0.0))
+    tl.store(c + TURN_GG * blocks, tl.where(active, sums[1], 0.0))
+    tl.store(c + TURN_MW * blocks, tl.where(active, sums[2], 0.0))
+    tl.store(c + TURN_MM * blocks, tl.where(active, sums[3], 0.0))
+
+
+@triton.jit
+def finish_turn(numbers, first, whole, record, memory, blocks, i, active):
+    """The second law of the blocks ``i`` of a weight."""
+    c = record + i
+    tl.store(c + TURN_ALL * blocks, tl.where(active, whole[0], 0.0))
+    tl.store(c + (TURN_ALL + 1) * blocks, tl.where(active, whole[1], 0.0))
+    tl.store(c + (TURN_ALL + 2) * blocks, tl.where(active, whole[2], 0.0))
     tl.store(c + TURN_ACTIVE * blocks, active.to(tl.float64))
-    numbers = laws.load_turn_numbers(settings, traits, memory, blocks, i, i)
-    turn = laws.turn_law(numbers, (ww, gg, mw, mm), active)
+    turn = laws.turn_law(numbers, first, whole, active)
     laws.store_turn(record, memory, blocks, i, turn)
 
 
 @triton.jit
+def before_turn(
+    settings, traits, memory, record, blocks, g_table, found_inf, partial, chunks, first_chunk,
+    last_chunk, first_block, sizes, CHECKED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The laws between the two passes, for all blocks of one weight."""
+    slot = tl.program_id(0)
+    active = tl.load(g_table + slot) != 0
+    if CHECKED:
+        active = active & (tl.load(found_inf) == 0.0)
+    if ROWS:
+        first, count = tl.load(first_block + slot), tl.load(sizes + slot)
+        pieces = tl.load(last_chunk + first) - tl.load(first_chunk + first)
+        ww = tl.zeros([TILE], tl.float64)
+        uw = tl.zeros([TILE], tl.float64)
+        uu = tl.zeros([TILE], tl.float64)
+        # backwards: all blocks read the step of the first one, which the last tile writes
+        for tile in range((count - 1) // TILE, -1, -1):
+            place = tile * TILE + tl.arange(0, TILE)
+            i = first + tl.minimum(place, count - 1)
+            sums = add_up_rows(partial, chunks, tl.load(first_chunk + i), pieces, TILE)
+            keep_turn_sums(record, blocks, i, sums, active)
+            numbers = laws.load_turn_numbers(settings, traits, memory, blocks, i, first)
+            scaled = laws.square_law(numbers, sums, active)
+            laws.store_square(record, memory, blocks, i, scaled)
+            ww += tl.where(place < count, sums[0], 0.0)
+            uw += tl.where(place < count, scaled[1], 0.0)
+            uu += tl.where(place < count, scaled[2], 0.0)
+        whole = (tl.sum(ww), tl.sum(uw), tl.sum(uu))
+        tl.debug_barrier()
+        for tile in range((count - 1) // TILE + 1):
+            i = first + tl.minimum(tile * TILE + tl.arange(0, TILE), count - 1)
+            numbers = laws.load_turn_numbers(settings, traits, memory, blocks, i, first)
+            scaled = laws.load_square(record, memory, blocks, i)
+            finish_turn(numbers, scaled, whole, record, memory, blocks, i, active)
+    else:
+        low, high = tl.load(first_chunk + slot), tl.load(last_chunk + slot)
+        sums = add_up_four(partial, chunks, low, high, TILE)
+        keep_turn_sums(record, blocks, slot, sums, active)
+        numbers = laws.load_turn_numbers(settings, traits, memory, blocks, slot, slot)
+        scaled = laws.square_law(numbers, sums, active)
+        laws.store_square(record, memory, blocks, slot, scaled)
+        whole = (sums[0], scaled[1], scaled[2])
+        finish_turn(numbers, scaled, whole, record, memory, blocks, slot, active)
+
+
+@triton.jit
 def turn_apply(
-    w_table, m_table, numel, chunk_block, chunk_start, base, record, blocks,
-    W: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr,
+    w_table, m_table, numel, chunk_block, chunk_start, base, record, blocks, slots, offsets,
+    W: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Pass 2: w ← w + (a−1)·w − b·m. Chunks in reverse, for the cache."""
     program = base + tl.num_programs(0) - 1 - tl.program_id(0)
     i = tl.load(chunk_block + program)
-    start = tl.multiple_of(tl.load(chunk_start + program), CHUNK)
-    end = tl.load(numel + i)
+    slot, start, end = turn_chunk(i, chunk_start + program, numel, slots, offsets, ROWS, CHUNK)
     a1 = tl.load(record + TURN_A1 * blocks + i).to(WIDE)
     b = tl.load(record + TURN_B * blocks + i).to(WIDE)
     if tl.load(record + TURN_ACTIVE * blocks + i) > 0:
-        w_start = address(w_table, i, W, ALIGNED)
-        m_start = address(m_table, i, W, ALIGNED)
+        w_start = address(w_table, slot, W, ALIGNED)
+        m_start = address(m_table, slot, W, ALIGNED)
         if start + CHUNK <= end:
             for k in range(0, CHUNK, TILE):
-                offsets = start + k + tl.arange(0, TILE)
-                w = fetch(w_start, offsets, end, WIDE, False)
-                m = fetch(m_start, offsets, end, WIDE, False)
-                store(w_start, offsets, w + (w * a1 - m * b), end, False)
+                places = start + k + tl.arange(0, TILE)
+                w = fetch(w_start, places, end, WIDE, False)
+                m = fetch(m_start, places, end, WIDE, False)
+                store(w_start, places, w + (w * a1 - m * b), end, False)
         else:
             for k in range(0, CHUNK, TILE):
-                offsets = start + k + tl.arange(0, TILE)
-                w = fetch(w_start, offsets, end, WIDE, True)
-                m = fetch(m_start, offsets, end, WIDE, True)
-                store(w_start, offsets, w + (w * a1 - m * b), end, True)
+                places = start + k + tl.arange(0, TILE)
+                w = fetch(w_start, places, end, WIDE, True)
+                m = fetch(m_start, places, end, WIDE, True)
+                store(w_start, places, w + (w * a1 - m * b), end, True)

@@ -326,6 +326,58 @@ def load_turn_numbers(settings, traits, memory, blocks, i, parameter):
         tl.load(settings + 5 * blocks + parameter),
         tl.load(settings + 6 * blocks + parameter),
         tl.load(traits + 0 * blocks + parameter),
+        tl.load(traits + 1 * blocks + parameter),
+        tl.load(memory + 0 * blocks + parameter),
+        tl.load(memory + 1 * blocks + i),
+        tl.load(memory + 2 * blocks + parameter),
+    )
+
+
+@triton.jit
+def square_law(numbers, sums, active):
+    o_beta1 = numbers[1]
+    o_beta2 = numbers[2]
+    o_eps = numbers[3]
+    traits_block_inverse_root = numbers[8]
+    memory_step = numbers[9]
+    memory_mean_square = numbers[10]
+    memory_initial_norm = numbers[11]
+    sums_gg = sums[1]
+    sums_mw = sums[2]
+    sums_mm = sums[3]
+    step = memory_step + tl.where(active, 1.0, 0.0)
+    t = at_least(step, tl.full([], 1.0, tl.float64))
+    square = (sums_gg * traits_block_inverse_root) * traits_block_inverse_root
+    averaged = (o_beta2 * memory_mean_square) + ((1.0 - o_beta2) * square)
+    mean_square = tl.where(active, averaged, memory_mean_square)
+    bottom = (1.0 - power(o_beta1, t)) * (root((mean_square / (1.0 - power(o_beta2, t)))) + o_eps)
+    scale = tl.where((bottom > 0.0), (1.0 / tl.where((bottom > 0.0), bottom, 1.0)), 0.0)
+    return (
+        scale,
+        scale * sums_mw,
+        (scale * scale) * sums_mm,
+        step,
+        mean_square,
+        memory_initial_norm,
+    )
+
+
+@triton.jit
+def store_square(record, memory, blocks, i, result):
+    tl.store(record + 4 * blocks + i, result[0].to(tl.float64))
+    tl.store(record + 5 * blocks + i, result[1].to(tl.float64))
+    tl.store(record + 6 * blocks + i, result[2].to(tl.float64))
+    tl.store(memory + 0 * blocks + i, result[3].to(tl.float64))
+    tl.store(memory + 1 * blocks + i, result[4].to(tl.float64))
+    tl.store(memory + 2 * blocks + i, result[5].to(tl.float64))
+
+
+@triton.jit
+def load_square(record, memory, blocks, i):
+    return (
+        tl.load(record + 4 * blocks + i),
+        tl.load(record + 5 * blocks + i),
+        tl.load(record + 6 * blocks + i),
         tl.load(memory + 0 * blocks + i),
         tl.load(memory + 1 * blocks + i),
         tl.load(memory + 2 * blocks + i),
@@ -333,34 +385,27 @@ def load_turn_numbers(settings, traits, memory, blocks, i, parameter):
 
 
 @triton.jit
-def turn_law(numbers, sums, active):
+def turn_law(numbers, first, whole, active):
     o_lr = numbers[0]
-    o_beta1 = numbers[1]
-    o_beta2 = numbers[2]
-    o_eps = numbers[3]
     o_angular_rms = numbers[4]
     o_max_angle = numbers[5]
     traits_inverse_root = numbers[7]
-    memory_step = numbers[8]
-    memory_mean_square = numbers[9]
-    memory_initial_norm = numbers[10]
-    sums_ww = sums[0]
-    sums_gg = sums[1]
-    sums_mw = sums[2]
-    sums_mm = sums[3]
-    norm = root(sums_ww)
+    memory_step = numbers[9]
+    memory_mean_square = numbers[10]
+    memory_initial_norm = numbers[11]
+    first_scale = first[0]
+    memory_step = first[3]
+    memory_mean_square = first[4]
+    memory_initial_norm = first[5]
+    whole_all_ww = whole[0]
+    whole_all_uw = whole[1]
+    whole_all_uu = whole[2]
+    norm = root(whole_all_ww)
     initial_norm = tl.where((active & (memory_initial_norm < 0.0)), norm, memory_initial_norm)
-    step = memory_step + tl.where(active, 1.0, 0.0)
-    t = at_least(step, tl.full([], 1.0, tl.float64))
-    square = (sums_gg * traits_inverse_root) * traits_inverse_root
-    averaged = (o_beta2 * memory_mean_square) + ((1.0 - o_beta2) * square)
-    mean_square = tl.where(active, averaged, memory_mean_square)
-    bottom = (1.0 - power(o_beta1, t)) * (root((mean_square / (1.0 - power(o_beta2, t)))) + o_eps)
-    scale = tl.where((bottom > 0.0), (1.0 / tl.where((bottom > 0.0), bottom, 1.0)), 0.0)
-    points = sums_ww > 0.0
-    ww = tl.where(points, sums_ww, 1.0)
-    along = (scale * sums_mw) / ww
-    across = at_least(((scale * scale) * (sums_mm - ((sums_mw * sums_mw) / ww))), tl.full([], 0.0, tl.float64))
+    points = whole_all_ww > 0.0
+    ww = tl.where(points, whole_all_ww, 1.0)
+    along = whole_all_uw / ww
+    across = at_least((whole_all_uu - (whole_all_uw * along)), tl.full([], 0.0, tl.float64))
     rms = tl.where((o_angular_rms > 0.0), o_angular_rms, (initial_norm * traits_inverse_root))
     asked = o_lr / tl.where(points, rms, 1.0)
     at_max_angle = (active & points) & (asked > o_max_angle)
@@ -372,21 +417,21 @@ def turn_law(numbers, sums, active):
     forward = (initial_norm / tl.where(points, norm, 1.0)) * tl.cos(angle)
     return (
         tl.where(turns, ((forward - 1.0) + (push * along)), 0.0),
-        tl.where(turns, (push * scale), 0.0),
+        tl.where(turns, (push * first_scale), 0.0),
         tl.where(turns, angle, 0.0),
         at_max_angle,
-        step,
-        mean_square,
+        memory_step,
+        memory_mean_square,
         initial_norm,
     )
 
 
 @triton.jit
 def store_turn(record, memory, blocks, i, result):
-    tl.store(record + 4 * blocks + i, result[0].to(tl.float64))
-    tl.store(record + 5 * blocks + i, result[1].to(tl.float64))
-    tl.store(record + 6 * blocks + i, result[2].to(tl.float64))
-    tl.store(record + 7 * blocks + i, result[3].to(tl.float64))
+    tl.store(record + 10 * blocks + i, result[0].to(tl.float64))
+    tl.store(record + 11 * blocks + i, result[1].to(tl.float64))
+    tl.store(record + 12 * blocks + i, result[2].to(tl.float64))
+    tl.store(record + 13 * blocks + i, result[3].to(tl.float64))
     tl.store(memory + 0 * blocks + i, result[4].to(tl.float64))
     tl.store(memory + 1 * blocks + i, result[5].to(tl.float64))
     tl.store(memory + 2 * blocks + i, result[6].to(tl.float64))

@@ -1,4 +1,4 @@
-"""Weights that turn: their state, and a step in two passes with ``law.turn_law`` between them."""
+"""Weights that turn: their state, and a step in two passes with two laws between them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from .batches import Sums, batches
 from .blocks import Blocks, block_of
 from .buckets import Bucket, Member
 from .diagnostics import of_turns
-from .dtensor import as_real, lay_out_like, local
-from .geometry import in_rows, is_dense, lie_alike, real_numel, scalar_dtype
+from .dtensor import as_real, is_sharded, lay_out_like, local, rows_of_shard
+from .geometry import in_rows, is_dense, lie_alike, real_numel, row_count, scalar_dtype
 from .law import (
+    SHARED,
     TURN_RECORD,
     UNSET,
+    Turn,
     TurnMemory,
     TurnOptions,
     TurnSums,
     TurnTraits,
+    Whole,
+    square_law,
     turn_law,
 )
 from .sharding import whole_sums
@@ -29,20 +33,30 @@ from .sharding import whole_sums
 NUMBERS = TurnMemory._fields
 
 
-def begin(state: dict[str, Any], p: Tensor, squares: float | Tensor = 0.0) -> None:
+def rows_of(p: Tensor, group: Mapping[str, Any]) -> int | None:
+    """How many second moments a weight has; None where one is for all of it."""
+    return None if group["second_moment"] == "tensor" else row_count(p)
+
+
+def begin(
+    state: dict[str, Any], p: Tensor, rows: int | None, squares: float | Tensor = 0.0
+) -> None:
     """The state of a weight that is about to turn: from nothing, or from AdamW's.
 
-    ``squares`` is the sum of AdamW's second moments, over all ranks.
+    ``squares`` is the sum of AdamW's second moments, of the weight or of each row, over all ranks.
     """
     scalar = scalar_dtype(p.device)
     for key in ("exp_avg_sq", "max_exp_avg_sq"):
         state.pop(key, None)
-    mean = squares / max(real_numel(p), 1)
+    mean = squares * (rows or 1) / max(real_numel(p), 1)
     start = {"step": 0.0, "mean_square": mean, "initial_norm": UNSET}
     for key, value in start.items():
         old = state.get(key, value)
-        old = old if isinstance(old, Tensor) else torch.tensor(float(old), device=p.device)
-        state[key] = local(old).to(p.device, scalar).reshape(())
+        old = local(old) if isinstance(old, Tensor) else torch.tensor(float(old), device=p.device)
+        shape = () if rows is None or key in SHARED else (rows,)
+        if old.shape != shape:  # one for all has become one for each row, or the reverse
+            old = old.mean().expand(shape)
+        state[key] = old.to(p.device, scalar).contiguous()
     old = state.get("exp_avg")
     if old is None:
         state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -51,11 +65,15 @@ def begin(state: dict[str, Any], p: Tensor, squares: float | Tensor = 0.0) -> No
 
 
 def end(state: dict[str, Any], p: Tensor, step_on_device: bool) -> None:
-    """AdamW's state for a weight that has turned so far: every entry has the block's average."""
-    mean = state.pop("mean_square")
+    """AdamW's state for a weight that has turned so far: every entry has its block's average."""
+    mean = local(state.pop("mean_square"))
     state.pop("initial_norm", None)
     square = torch.zeros_like(p, memory_format=torch.preserve_format)
-    as_real(local(square)).fill_(float(local(mean)))
+    here = as_real(local(square))
+    if mean.dim():
+        first, count = rows_of_shard(p) if is_sharded(p) else (0, p.shape[0])
+        mean = mean[first : first + count].view(-1, *(1,) * (here.dim() - 1))
+    here.copy_(mean.expand(here.shape))
     state["exp_avg_sq"] = square
     device = p.device if step_on_device else torch.device("cpu")
     state["step"] = local(state["step"]).detach().to(device, torch.float32)
@@ -78,28 +96,60 @@ def beginnings(
     capturing = any(p.is_cuda for p in params) and torch.cuda.is_current_stream_capturing()
     asked = [] if capturing else params
     filled = [torch.count_nonzero(local(p)).to(scalar_dtype(p.device)) for p in asked]
-    loaded = [p for p in params if "exp_avg_sq" in states.get(p, {})]
-    squares = [as_real(local(states[p]["exp_avg_sq"])) for p in loaded]
-    added = [x.sum(dtype=scalar_dtype(x.device)) for x in squares]
-    sums = whole_sums([*filled, *added], [*asked, *loaded])
+    loaded = [(p, group) for p, group in new if "exp_avg_sq" in states.get(p, {})]
+    added = [added_up(p, states[p]["exp_avg_sq"], rows_of(p, group)) for p, group in loaded]
+    sums = whole_sums([*filled, *added], [*asked, *(p for p, _ in loaded)])
     counts = torch.stack([x.cpu() for x in sums[: len(asked)]]).tolist() if asked else []
     zero = {p: not count for p, count in zip(asked, counts, strict=True)}
-    totals = dict(zip(loaded, sums[len(asked) :], strict=True))
+    totals = {p: x for (p, _), x in zip(loaded, sums[len(asked) :], strict=True)}
     return [(p, group, zero.get(p, False), totals.get(p, 0.0)) for p, group in new]
+
+
+def added_up(p: Tensor, squares: Tensor, rows: int | None) -> Tensor:
+    """The sum of this rank's second moments, or those of every row."""
+    here = as_real(local(squares))
+    if rows is None:
+        return here.sum(dtype=scalar_dtype(p.device))
+    sums = here.new_zeros(rows, dtype=scalar_dtype(p.device))
+    first, count = rows_of_shard(p) if is_sharded(p) else (0, rows)
+    sums[first : first + count] = here.flatten(1).sum(1, dtype=sums.dtype)
+    return sums
 
 
 class TwoPasses(Bucket):
     """Blocks that AngularAdamW turns."""
 
     Options, Traits, Memory, RECORD = TurnOptions, TurnTraits, TurnMemory, TURN_RECORD
-    BUFFERS = ("exp_avg",)
+    BUFFERS, SHARED = ("exp_avg",), SHARED
 
     def traits_of(self, member: Member) -> TurnTraits:
         inverse_root: Any = max(real_numel(member.p), 1) ** -0.5
-        return TurnTraits(inverse_root)
+        return TurnTraits(inverse_root, inverse_root * (member.rows or 1) ** 0.5)
+
+    def finish(self) -> None:
+        super().finish()
+        if self.blocks != len(self.members):
+            members = torch.arange(len(self.members), device="cpu")
+            self.member_of = members.repeat_interleave(torch.tensor(self.sizes)).to(self.device)
+
+    def of_weights(self, x: Tensor) -> Tensor:
+        """Numbers of the blocks, added up over those of a weight, in every one of its places."""
+        if self.blocks == len(self.members):
+            return x
+        return x.new_zeros(len(self.members)).index_add(0, self.member_of, x)[self.member_of]
+
+    def laws(
+        self, options: TurnOptions, sums: TurnSums, active: Tensor
+    ) -> tuple[Turn, TurnMemory, tuple[Tensor, ...]]:
+        """The two laws; what pass 2 needs, the new memory, and the record of the step."""
+        traits = TurnTraits(*self.traits.unbind())
+        first, memory = square_law(options, traits, self.read(), sums, active)
+        whole = Whole(*map(self.of_weights, (sums.ww, first.uw, first.uu)))
+        turn, memory = turn_law(options, traits, memory, first, whole, active)
+        return turn, memory, (*sums, *first, *whole, *turn, active)
 
     def quantities(self, record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
-        return of_turns(record, memory)
+        return of_turns({**record, "gg": self.of_weights(record["gg"])}, memory)
 
     @staticmethod
     def numbers_of(group: Mapping[str, Any]) -> Iterator[float | Tensor]:
@@ -123,7 +173,7 @@ class TwoPasses(Bucket):
         for i, member in enumerate(self.members):
             if self.takes_part[i] and not self.present[i]:
                 moment = local(member.state["exp_avg"])
-                result.append((i, moment, moment.clone()))
+                result.append((self.starts[i], moment, moment.clone()))
         return result
 
 
@@ -149,7 +199,9 @@ class Work:
                 state, p = bucket.local_state(member), local(member.p)
                 if self.blocks.read and is_dense(p) and not lie_alike(p, g):
                     g = torch.empty_like(p, dtype=g.dtype).copy_(g)  # the passes want one layout
-                self.blocks.append(block_of(i, p, g, state, bucket.differentiable))
+                count, first = bucket.rows_here[i]
+                rows = {"rows": count, "first_row": first}
+                self.blocks.append(block_of(i, p, g, state, bucket.differentiable, **rows))
         self.members = [block.member for block in self.blocks]
 
     def run(self) -> None:
@@ -159,7 +211,8 @@ class Work:
         """Pass 1: m ← β₁m + (1−β₁)(±g); ‖w‖², ‖g‖², ⟨m,w⟩, ‖m‖²."""
         sums, o, scale = Sums(self.blocks), self.options, self.grad_scale
         for batch in batches(self.blocks, "w g m", o.beta1, (1 - o.beta1) * o.sign):
-            (w, g, m), (beta1, rest1) = batch.tensors, batch.numbers
+            w, g, m = batch.tensors
+            beta1, rest1 = in_dtype(wide(m).dtype, batch.numbers)
             if scale is not None:
                 g = g * scale.double().reciprocal().to(g.dtype)
             read = isinstance(beta1, float)  # on a CPU
@@ -180,14 +233,14 @@ class Work:
         return self.bucket.spread(sums.add_up(4), self.members, 4)
 
     def proceed(self, rows: Tensor, active: Tensor) -> None:
-        """The law, and pass 2: w ← w + (a−1)·w − b·m."""
+        """The laws, and pass 2: w ← w + (a−1)·w − b·m."""
         bucket, sums = self.bucket, TurnSums(*rows.unbind(1))
         if self.found_inf is not None:
             active = active & (self.found_inf == 0)
-        traits = TurnTraits(*bucket.traits.unbind())
-        turn, memory = turn_law(self.options, traits, bucket.read(), sums, active)
+        turn, memory, record = bucket.laws(self.options, sums, active)
         for batch in batches(self.blocks, "w m", turn.a1, turn.b):
-            (w, m), (a1, b) = batch.tensors, batch.numbers
+            w, m = batch.tensors
+            a1, b = in_dtype(wide(w).dtype, batch.numbers)
             if isinstance(b, float) and b > 0 and wide(w) is w and lie_alike(w, m):
                 step_of_sgd(w, m, lr=b, weight_decay=-a1 / b)
                 continue
@@ -197,7 +250,6 @@ class Work:
         bucket.write(memory)
         if bucket.differentiable:
             self.put_back()
-        record = (*sums, *turn, active)
         bucket.last = torch.stack([x.to(bucket.dtype) for x in record]).detach()
 
     def put_back(self) -> None:
@@ -237,6 +289,11 @@ def step_of_sgd(w: Tensor, m: Tensor, lr: float, weight_decay: float) -> None:
         maximize=False,
         is_first_step=False,
     )
+
+
+def in_dtype(dtype: torch.dtype, numbers: list[Any]) -> list[Any]:
+    """A number for each row has a dtype of its own, which would decide that of a product."""
+    return [x.to(dtype) if isinstance(x, Tensor) and x.dim() else x for x in numbers]
 
 
 def wide(x: Tensor) -> Tensor:

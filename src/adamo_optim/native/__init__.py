@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..dtensor import as_real, local
 from ..geometry import is_dense
+from ..law import TurnSums
 
 DTYPES = (
     torch.float32,
@@ -105,10 +106,11 @@ class Native(ABC):
             bucket.plan = Plan(bucket)
         self.plan: Plan = bucket.plan
         self.lists = self.lists_of(self.plan.real(bucket.params), self.plan.real(grads))
-        if not all(bucket.takes_part):
-            here = [i for i, takes_part in enumerate(bucket.takes_part) if takes_part]
+        takes_part = list(map(bool, map(min, bucket.takes_part, self.plan.blocks)))
+        if not all(takes_part):
+            here = [i for i, takes in enumerate(takes_part) if takes]
             self.lists = {name: [x[i] for i in here] for name, x in self.lists.items()}
-        self.settings = bucket.table.matrix_of(options).contiguous()
+        self.options, self.settings = options, bucket.table.matrix_of(options).contiguous()
         self.skipped = found_inf is not None and bool(found_inf.item())
         self.inverse_scale = 1.0  # rounded as GradScaler.unscale_ does
         if grad_scale is not None:
@@ -207,7 +209,25 @@ class TurnWork(Native):
 
     def lists_of(self, w: list[Tensor], g: list[Tensor | None]) -> dict[str, list[Any]]:
         (m,) = map(self.plan.real, self.plan.buffers)
-        return {"w": w, "g": g, "m": m, "columns": self.plan.columns}
+        return {"w": w, "g": g, "m": m, "columns": self.plan.columns, "blocks": self.plan.blocks}
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def run(self) -> None:
+        if self.bucket.blocks == len(self.bucket.members):
+            super().run()
+        else:  # the laws look at all rows of a weight
+            self.proceed(self.begin(), self.bucket.active)
+
+    def proceed(self, rows: Tensor, active: Tensor) -> None:
+        if not self.skipped:
+            sums = TurnSums(*rows.unbind(1))
+            _, memory, record = self.bucket.laws(self.options, sums, active)
+            self.bucket.write(memory)
+            self.plan.record.copy_(torch.stack([x.double() for x in record]))
+            flags = active.tolist()
+            self.call(APPLY, [flags[column] for column in self.lists["columns"]])
+        self.finish()
 
     def function(self, module: Any) -> Callable[..., list[int]]:
         return module.turn

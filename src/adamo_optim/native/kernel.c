@@ -1,5 +1,5 @@
 /* One step on the CPU for a list of parameters. AdamO: pass 1, law, pass 2, law, pass 3. A weight
-   that turns: pass 1, law, pass 2. The law is that of a block: a parameter, or each of its rows.
+   that turns: pass 1, its laws, pass 2. A block is a parameter, or each of its rows.
 
    Rows and small parameters go through all of it on one thread, while they are in its cache.
    A large block is split into chunks, which a thread takes one by one from a share of its own, the
@@ -261,15 +261,25 @@ static int version; /* the one in use, an index into versions */
 
 /* ---- one block --------------------------------------------------------------------------------- */
 
+/* The laws of a weight that turns and is one block. */
+static void apply_turn_laws(Turning *t, bool active)
+{
+    TurnRow *row = &t->row;
+    row->active = active;
+    square_law(&t->options, &t->traits, &t->memory, row, active);
+    row->all_ww = row->ww;
+    row->all_uw = row->uw;
+    row->all_uu = row->uu;
+    turn_law(&t->options, &t->traits, &t->memory, row, active);
+}
+
 /* The law that stands before a pass; false: the guard has decided that the block keeps its weight
    and its whole state. */
 static bool apply_law(Law *law, bool turns, Phase next, bool active)
 {
     AdamO *a = &law->adamo;
-    Turning *t = &law->turning;
     if (turns) {
-        t->row.active = active;
-        turn_law(&t->options, &t->traits, &t->memory, &t->row, active);
+        apply_turn_laws(&law->turning, active);
         return active;
     }
     if (next == MOMENTS) {
@@ -287,6 +297,8 @@ static Phase begin(const Member *member, Law *law, Phase only)
 {
     if (only == REDUCE || only == DONE)
         return REDUCE;
+    if (member->turns) /* the caller has applied the laws: they know all blocks of a weight */
+        return member->active ? only : DONE;
     return apply_law(law, member->turns, only, member->active) ? only : DONE;
 }
 
@@ -591,15 +603,16 @@ static bool read_numbers(Member *member, const Lists *lists, Py_ssize_t i, int64
     if (!column)
         return false;
     member->column = PyLong_AsLong(column);
-    member->blocks = 1;
+    PyObject *blocks = PyList_GetItem(lists->blocks, i);
+    if (!blocks)
+        return false;
+    member->blocks = PyLong_AsLong(blocks);
     member->active = PyList_Size(lists->active) == 0 || PyList_GetItem(lists->active, i) == Py_True;
     if (!member->turns) {
-        PyObject *blocks = PyList_GetItem(lists->blocks, i);
         PyObject *seed = PyList_GetItem(lists->seeds, i);
         PyObject *ratio = PyList_GetItem(lists->ratios, i);
-        if (!blocks || !seed || !ratio)
+        if (!seed || !ratio)
             return false;
-        member->blocks = PyLong_AsLong(blocks);
         member->ratio_of_samples = PyFloat_AsDouble(ratio);
         member->stochastic = seed != Py_None && member->w.type == BFLOAT16;
         member->number = member->stochastic ? (uint32_t)PyLong_AsUnsignedLongMask(seed) : 0;
@@ -710,8 +723,9 @@ static PyObject *step(PyObject *module, PyObject *args)
 }
 
 PyDoc_STRVAR(turn_doc,
-    "turn(w, g, m, columns, active, options, traits, memory, record, inverse_scale, threads, "
-    "phase)\n\nThe same for weights that turn, whose passes are phase 0 and 2.");
+    "turn(w, g, m, columns, blocks, active, options, traits, memory, record, inverse_scale, "
+    "threads, phase)\n\nThe same for weights that turn, whose passes are phase 0 and 2; those of "
+    "several blocks go pass by pass,\nand the caller applies the laws in between.");
 
 static PyObject *turn(PyObject *module, PyObject *args)
 {
@@ -721,9 +735,10 @@ static PyObject *turn(PyObject *module, PyObject *args)
     PyTypeObject *list = &PyList_Type;
     double inverse_scale;
     int threads, phase;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!OOOOdii", list, &x[W], list, &x[G], list, &x[M], list,
-            &lists.columns, list, &lists.active, &matrices[OPTIONS], &matrices[TRAITS],
-            &matrices[MEMORY], &matrices[RECORD], &inverse_scale, &threads, &phase))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!OOOOdii", list, &x[W], list, &x[G], list, &x[M], list,
+            &lists.columns, list, &lists.blocks, list, &lists.active, &matrices[OPTIONS],
+            &matrices[TRAITS], &matrices[MEMORY], &matrices[RECORD], &inverse_scale, &threads,
+            &phase))
         return NULL;
     return update(&lists, matrices, true, inverse_scale, threads, phase);
 }

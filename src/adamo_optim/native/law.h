@@ -155,7 +155,7 @@ typedef struct {
 } TurnOptions;
 
 typedef struct {
-    double inverse_root;
+    double inverse_root, block_inverse_root;
 } TurnTraits;
 
 typedef struct {
@@ -163,24 +163,34 @@ typedef struct {
 } TurnMemory;
 
 typedef struct {
-    double ww, gg, mw, mm, a1, b, angle, at_max_angle, active;
+    double ww, gg, mw, mm, scale, uw, uu, all_ww, all_uw, all_uu, a1, b, angle, at_max_angle,
+        active;
 } TurnRow;
 
-static void turn_law(const TurnOptions *o, const TurnTraits *traits, TurnMemory *memory, TurnRow *row, bool active)
+static void square_law(const TurnOptions *o, const TurnTraits *traits, TurnMemory *memory, TurnRow *row, bool active)
 {
-    double norm = root(row->ww);
-    double initial_norm = (active && (memory->initial_norm < 0.0)) ? norm : memory->initial_norm;
     double step = memory->step + (active ? 1.0 : 0.0);
     double t = at_least(step, 1.0);
-    double square = (row->gg * traits->inverse_root) * traits->inverse_root;
+    double square = (row->gg * traits->block_inverse_root) * traits->block_inverse_root;
     double averaged = (o->beta2 * memory->mean_square) + ((1.0 - o->beta2) * square);
     double mean_square = active ? averaged : memory->mean_square;
     double bottom = (1.0 - pow(o->beta1, t)) * (root((mean_square / (1.0 - pow(o->beta2, t)))) + o->eps);
     double scale = (bottom > 0.0) ? (1.0 / ((bottom > 0.0) ? bottom : 1.0)) : 0.0;
-    bool points = row->ww > 0.0;
-    double ww = points ? row->ww : 1.0;
-    double along = (scale * row->mw) / ww;
-    double across = at_least(((scale * scale) * (row->mm - ((row->mw * row->mw) / ww))), 0.0);
+    row->scale = scale;
+    row->uw = scale * row->mw;
+    row->uu = (scale * scale) * row->mm;
+    memory->step = step;
+    memory->mean_square = mean_square;
+}
+
+static void turn_law(const TurnOptions *o, const TurnTraits *traits, TurnMemory *memory, TurnRow *row, bool active)
+{
+    double norm = root(row->all_ww);
+    double initial_norm = (active && (memory->initial_norm < 0.0)) ? norm : memory->initial_norm;
+    bool points = row->all_ww > 0.0;
+    double ww = points ? row->all_ww : 1.0;
+    double along = row->all_uw / ww;
+    double across = at_least((row->all_uu - (row->all_uw * along)), 0.0);
     double rms = (o->angular_rms > 0.0) ? o->angular_rms : (initial_norm * traits->inverse_root);
     double asked = o->lr / (points ? rms : 1.0);
     bool at_max_angle = (active && points) && (asked > o->max_angle);
@@ -191,11 +201,9 @@ static void turn_law(const TurnOptions *o, const TurnTraits *traits, TurnMemory 
     double push = (initial_norm * turn) * sinc;
     double forward = (initial_norm / (points ? norm : 1.0)) * cos(angle);
     row->a1 = turns ? ((forward - 1.0) + (push * along)) : 0.0;
-    row->b = turns ? (push * scale) : 0.0;
+    row->b = turns ? (push * row->scale) : 0.0;
     row->angle = turns ? angle : 0.0;
     row->at_max_angle = at_max_angle;
-    memory->step = step;
-    memory->mean_square = mean_square;
     memory->initial_norm = initial_norm;
 }
 

@@ -304,14 +304,18 @@ class TurnOptions(NamedTuple):
 class TurnTraits(NamedTuple):
     """What a block is."""
 
-    inverse_root: Tensor  # 1/√numel
+    inverse_root: Tensor  # 1/√numel of the weight
+    block_inverse_root: Tensor  # the same of the block
+
+
+SHARED = ("step", "initial_norm")  # memory that all blocks of a weight have in common
 
 
 class TurnMemory(NamedTuple):
     """The scalar state of the blocks, under the names it has in ``optimizer.state``."""
 
     step: Tensor
-    mean_square: Tensor  # s: the average of ‖g‖²/numel
+    mean_square: Tensor  # s: the average of ‖g‖²/numel of the block
     initial_norm: Tensor  # ρ₀
 
 
@@ -324,6 +328,22 @@ class TurnSums(NamedTuple):
     mm: Tensor
 
 
+class Scaled(NamedTuple):
+    """A block's u = m̂/(√ŝ + ε) = scale·m."""
+
+    scale: Tensor
+    uw: Tensor
+    uu: Tensor
+
+
+class Whole(NamedTuple):
+    """What the blocks of a weight add up to; the same for all of them."""
+
+    all_ww: Tensor
+    all_uw: Tensor
+    all_uu: Tensor
+
+
 class Turn(NamedTuple):
     """The coefficients of pass 2, and what diagnostics show."""
 
@@ -333,25 +353,39 @@ class Turn(NamedTuple):
     at_max_angle: Tensor
 
 
-def turn_law(
+def square_law(
     o: TurnOptions, traits: TurnTraits, memory: TurnMemory, sums: TurnSums, active: Tensor
-) -> tuple[Turn, TurnMemory]:
-    """From pass 1 to pass 2. ``active`` marks the blocks that have a gradient in this step."""
-    norm = root(sums.ww)
-    initial_norm = where(active & (memory.initial_norm < 0), norm, memory.initial_norm)
+) -> tuple[Scaled, TurnMemory]:
+    """From pass 1 to the sums of a weight. ``active`` marks what has a gradient in this step."""
     step = memory.step + where(active, 1.0, 0.0)
     t = at_least(step, 1.0)
-    square = sums.gg * traits.inverse_root * traits.inverse_root
+    square = sums.gg * traits.block_inverse_root * traits.block_inverse_root
     averaged = o.beta2 * memory.mean_square + (1 - o.beta2) * square
     mean_square = where(active, averaged, memory.mean_square)
-
-    # u = m̂/(√ŝ + ε) = scale·m, and its part across w
     bottom = (1 - power(o.beta1, t)) * (root(mean_square / (1 - power(o.beta2, t))) + o.eps)
     scale = where(bottom > 0, 1 / where(bottom > 0, bottom, 1.0), 0.0)
-    points = sums.ww > 0  # a weight of zeros has no direction to turn
-    ww = where(points, sums.ww, 1.0)
-    along = scale * sums.mw / ww
-    across = at_least(scale * scale * (sums.mm - sums.mw * sums.mw / ww), 0.0)  # ‖u^θ‖²
+    return Scaled(
+        scale=scale,
+        uw=scale * sums.mw,
+        uu=scale * scale * sums.mm,
+    ), TurnMemory(step=step, mean_square=mean_square, initial_norm=memory.initial_norm)
+
+
+def turn_law(
+    o: TurnOptions,
+    traits: TurnTraits,
+    memory: TurnMemory,
+    first: Scaled,
+    whole: Whole,
+    active: Tensor,
+) -> tuple[Turn, TurnMemory]:
+    """From these to pass 2. ``memory`` is the one that ``square_law`` returned."""
+    norm = root(whole.all_ww)
+    initial_norm = where(active & (memory.initial_norm < 0), norm, memory.initial_norm)
+    points = whole.all_ww > 0  # a weight of zeros has no direction to turn
+    ww = where(points, whole.all_ww, 1.0)
+    along = whole.all_uw / ww
+    across = at_least(whole.all_uu - whole.all_uw * along, 0.0)  # ‖u^θ‖²
 
     # φ: what lr asks for, bounded, times the root mean square of u^θ
     rms = where(o.angular_rms > 0, o.angular_rms, initial_norm * traits.inverse_root)
@@ -367,14 +401,14 @@ def turn_law(
     forward = initial_norm / where(points, norm, 1.0) * cos(angle)
     return Turn(
         a1=where(turns, forward - 1 + push * along, 0.0),
-        b=where(turns, push * scale, 0.0),
+        b=where(turns, push * first.scale, 0.0),
         angle=where(turns, angle, 0.0),
         at_max_angle=at_max_angle,
-    ), TurnMemory(step=step, mean_square=mean_square, initial_norm=initial_norm)
+    ), TurnMemory(step=memory.step, mean_square=memory.mean_square, initial_norm=initial_norm)
 
 
 # ---- what a step leaves for diagnostics: one row per quantity, in every backend ----------------
 
 # "active": whether the block took part at all; a GradScaler may have skipped the whole step
 RECORD = (*Sums._fields, *Products._fields, *ForMoments._fields, *ForWeights._fields, "active")
-TURN_RECORD = (*TurnSums._fields, *Turn._fields, "active")
+TURN_RECORD = (*TurnSums._fields, *Scaled._fields, *Whole._fields, *Turn._fields, "active")

@@ -148,13 +148,12 @@ def turned(
     m = (o.beta1 * m + (1 - o.beta1) * g).astype(kept)
     exp_avg, m = m, m.astype(dtype)
     sums = laws.TurnSums(*(jnp.sum(x * y) for x, y in ((w, w), (g, g), (m, w), (m, m))))
-    law, memory = laws.turn_law(
-        o,
-        numbers(laws.TurnTraits, dtype, {"inverse_root": w.size**-0.5}),
-        laws.TurnMemory(count.astype(dtype), mean_square, initial_norm),
-        sums,
-        jnp.asarray(True),
-    )
+    root, active = w.size**-0.5, jnp.asarray(True)
+    traits = numbers(laws.TurnTraits, dtype, {"inverse_root": root, "block_inverse_root": root})
+    memory = laws.TurnMemory(count.astype(dtype), mean_square, initial_norm)
+    first, memory = laws.square_law(o, traits, memory, sums, active)
+    whole = laws.Whole(sums.ww, first.uw, first.uu)
+    law, memory = laws.turn_law(o, traits, memory, first, whole, active)
     # pass 2
     update = law.a1 * w - law.b * m
     return Leaf(update.astype(kept), exp_avg, memory.mean_square, memory.initial_norm)
