@@ -126,6 +126,7 @@ SMALL_RESNET: dict[str, Any] = {  # 2.8 M parameters on maps of 8 x 8: minutes o
     "every": 2,
 }
 COARSE = (1e-3, 3e-3, 1e-2)
+COARSE_RATES = (2e-3, 8e-3, 3.2e-2)
 AFTER_RATES = (1e-3, 4e-3, 1.6e-2, 6.4e-2)
 SMALL_RATES = (2e-3, 4e-3, 8e-3)
 LARGE_RATES = (8e-3, 1.6e-2, 3.2e-2)  # where all hidden matrices turn
@@ -310,6 +311,26 @@ EVIDENCE = (
                     *all_turn_by("entry", *LARGE_RATES),
                 ),
                 SMALL_ENWIK8,
+            ),
+        ),
+        metrics=(LOSS,),
+        seeds=(0,),
+    ),
+    Study(
+        name="evidence-small-enwik8-after",
+        title="A small GPT on enwik8 whose norms stand after each part",
+        about="The same, and all matrices of its layers are scale-invariant.",
+        kind="trials",
+        runs=(
+            Runs(
+                "gpt",
+                100,
+                (
+                    *trials("adamw", lr=COARSE_RATES, weight_decay=(0.1,)),
+                    *trials("angular", lr=COARSE_RATES, weight_decay=(0.1,)),
+                    *moments_by("row", lr=COARSE_RATES, weight_decay=(0.1,)),
+                ),
+                {**SMALL_ENWIK8, "norms": "after"},
             ),
         ),
         metrics=(LOSS,),
