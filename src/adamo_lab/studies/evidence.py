@@ -449,6 +449,7 @@ EVIDENCE = (
                     *all_turn_by("entry", 1.6e-2),
                     # a third time
                     *moments_by("row", lr=(4e-3,), weight_decay=(0.1,)),
+                    *all_turn_by("row", 3.2e-2),
                 ),
                 SMALL,
             ),
