@@ -208,3 +208,19 @@ def test_a_copy_lays_out_the_state_of_a_new_group_at_once(copied: Any) -> None:
     optimizer = copied(AdamO([nn.Parameter(torch.ones(2, 2))]))
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 2))]})
     assert len(optimizer.state_dict()["state"]) == 2
+
+
+@BOTH
+def test_numbers_keep_their_digits(kind: Any) -> None:
+    """Whatever the default dtype is; bfloat16 knows no 1006."""
+    model, optimizer = trained(3, kind)
+    saved = optimizer.state_dict()
+    for state in saved["state"].values():
+        state["step"] = 1006
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        optimizer.load_state_dict(saved)
+        optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {int(optimizer.state[p]["step"]) for p in model.parameters()} == {1007}

@@ -425,6 +425,26 @@ def test_one_angle_for_weights_of_any_size(backend: dict[str, bool]) -> None:
 
 
 @EVERY_BACKEND
+@pytest.mark.parametrize("second_moment", ["tensor", "row"])
+@pytest.mark.parametrize("size", [1e-27, 1e27])
+def test_squares_that_float32_does_not_hold(
+    size: float, second_moment: str, backend: dict[str, bool]
+) -> None:
+    """Without ε the size of the gradients cannot matter."""
+    (p,) = blocks((32, 48), dtype=torch.float32)
+    q = nn.Parameter(p.detach().double())
+    options: dict[str, Any] = {"eps": 0.0, "second_moment": second_moment}
+    optimizers = turning(p, **options, **backend), turning(q, **options)
+    for step in range(5):
+        give_gradients([q], step)
+        q.grad *= size
+        p.grad = q.grad.float()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(p.detach().double(), q.detach(), rtol=1e-4, atol=1e-6)
+
+
+@EVERY_BACKEND
 def test_a_zero_gradient_without_momentum_leaves_the_weight(backend: dict[str, bool]) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         (p,) = blocks((8, 6), dtype=dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from adamo_optim import AdamO, AngularAdamW
 from adamo_optim.reference import (
@@ -171,3 +172,17 @@ def test_all_of_them_train_a_model(kind: Any) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_gradient_that_is_not_finite_leaves_nothing_behind() -> None:
+    """The guard skips the block; the next g⁻ is still 0."""
+    ends = []
+    for kind in (ReferenceAdamO, AdamO):
+        p = nn.Parameter(torch.linspace(-1.0, 2.0, 16, dtype=torch.float64).view(4, 4))
+        optimizer = kind([p], lr=1e-3, curvature_target=1.0)
+        for step in range(10):
+            p.grad = torch.cos(torch.arange(16.0).double() + step).view(4, 4)
+            p.grad[0, 0] = torch.nan if step == 0 else p.grad[0, 0]
+            optimizer.step()
+        ends.append(p.detach())
+    torch.testing.assert_close(*ends, rtol=1e-10, atol=0)

@@ -170,7 +170,8 @@ def one_block(
     if not state:
         state.update(t=0, m_tangential=0 * w, v_tangential=0 * w, m_radial=0 * w)
         state.update(tau=None, reference=0.0, nonzero_gradients=0, initial_norm=None)
-        state["g_previous"] = 0 * (g_sampled if options["previous_gradient"] == "sampled" else g)
+        kept = g_sampled if options["previous_gradient"] == "sampled" else g
+        state["g_previous"] = torch.zeros_like(kept)  # 0 · ∞ would be NaN
 
     # The guard leaves a block alone whose norm is not finite or whose gradient's square does not
     # fit into v.

@@ -45,7 +45,7 @@ def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], number: 
     for key, start in START.items():
         old: Any = state.get(key, start)
         if not isinstance(old, Tensor):
-            old = torch.tensor(float(old), device=p.device)
+            old = torch.tensor(float(old), dtype=scalar, device=p.device)
         elif apart and old.shape == p.shape[:1]:
             old = local(place_like(old, p))
         elif is_sharded(old):  # those of all rows

@@ -31,6 +31,7 @@ from .law import (
 from .sharding import whole_sums
 
 NUMBERS = TurnMemory._fields
+LEAST, MOST = 1e-24, 1e30  # sums of squares that float32 holds with all of their digits
 
 
 def rows_of(p: Tensor, group: Mapping[str, Any]) -> int | None:
@@ -52,7 +53,9 @@ def begin(
     start = {"step": 0.0, "mean_square": mean, "initial_norm": UNSET}
     for key, value in start.items():
         old = state.get(key, value)
-        old = local(old) if isinstance(old, Tensor) else torch.tensor(float(old), device=p.device)
+        if not isinstance(old, Tensor):
+            old = torch.tensor(float(old), dtype=scalar, device=p.device)
+        old = local(old)
         shape = () if rows is None or key in SHARED else (rows,)
         if old.shape != shape:  # one for all has become one for each row, or the reverse
             old = old.mean().expand(shape)
@@ -265,14 +268,19 @@ def rounded_sums(w: Tensor, g: Tensor, m: Tensor) -> Tensor:
     """‖w‖², ‖g‖², ⟨m,w⟩, ‖m‖² of dense tensors on a CPU.
 
     Rows are summed in the precision of the entries, in half of the time, and added in float64.
+    Squares that this precision does not hold are summed in float64.
     """
-    result = w.new_zeros(4, dtype=torch.float64)
-    for rows in zip(*(in_rows(wide(x)) for x in (w, g, m)), strict=True):
-        norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in rows]).double()
-        ww, gg, mm = norms.mul_(norms).sum(1).tolist()
-        mw = (rows[2] * rows[0]).sum(1).sum(dtype=torch.float64).item()
-        result += result.new_tensor((ww, gg, mw, mm))
-    return result
+    rows = [in_rows(wide(x)) for x in (w, g, m)]
+    sums = [sums_of_rows(*x) for x in zip(*rows, strict=True)]
+    if any(not LEAST < x < MOST for ww, gg, _, mm in sums for x in (ww, gg, mm)):
+        sums = [sums_of_rows(*(y.double() for y in x)) for x in zip(*rows, strict=True)]
+    return w.new_tensor(sums, dtype=torch.float64).sum(0)
+
+
+def sums_of_rows(w: Tensor, g: Tensor, m: Tensor) -> tuple[float, float, float, float]:
+    norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in (w, g, m)]).double()
+    ww, gg, mm = norms.mul_(norms).sum(1).tolist()
+    return ww, gg, (m * w).sum(1).sum(dtype=torch.float64).item(), mm
 
 
 def step_of_sgd(w: Tensor, m: Tensor, lr: float, weight_decay: float) -> None:
