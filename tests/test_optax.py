@@ -238,6 +238,26 @@ def test_masked_leaves_are_none_of_its_business() -> None:
 
 
 @BOTH
+def test_a_whole_branch_may_be_another_optimizers(make: Any) -> None:
+    """optax puts one MaskedNode in its place, deeper in which there are rules."""
+    grads = {k: g[:3] for k, g in gradients().items()}
+    params, deep = ({"ours": x, "other": x} for x in (start(), grads))
+    parts = {"ours": make(3e-3, rules={"ours": RULES, "other": RULES}), "other": optax.sgd(0.0)}
+    apart = run_jax(optax.partition(parts, {"ours": "ours", "other": "other"}), deep, params)
+    masked = run_jax(optax.masked(parts["ours"], {"ours": True, "other": False}), deep, params)
+    alone = run_jax(make(3e-3, rules=RULES), grads)
+    for found in (apart, masked):
+        assert_close(found["ours"], alone)
+    assert_close(apart["other"], {k: np.stack([w] * 3) for k, w in start().items()})
+
+
+def test_complex_leaves_are_optax_adamws() -> None:
+    params, g = {"w": start()["general"] + 1j}, {"w": gradients()["general"] * (1 + 2j)}
+    ours = run_jax(angular_adamw(3e-3, rules="general"), g, params)
+    assert_close(ours, run_jax(optax.adamw(3e-3, weight_decay=0.01), g, params), 1e-15)
+
+
+@BOTH
 def test_orbax_round_trip(make: Any, tmp_path: Path) -> None:
     checkpoints = pytest.importorskip("orbax.checkpoint")
     grads, optimizer = gradients(10), make(3e-3, rules=RULES)
@@ -382,6 +402,32 @@ def test_an_eps_that_is_felt_makes_a_leaf_general() -> None:
         assert found == {"w": rule}
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_find_rules_keeps_what_is_not_real(x64: bool) -> None:
+    def f(p: Any, x: Any) -> Any:
+        x = jnp.where(p["keep"], x[:, p["columns"]], 0.0)
+        x = x + jax.random.normal(p["key"], x.shape)
+        y = jnp.fft.ifft(jnp.fft.fft(x) @ p["filter"] * p["phase"]).real
+        assert jnp.iscomplexobj(p["filter"])
+        return jnp.fft.rfft(batch_norm(y @ p["before_norm"]))
+
+    random = np.random.default_rng(0)
+    matrix = np.float32(random.standard_normal((6, 6)))
+    with enable_x64(x64):
+        params = {
+            "before_norm": matrix,
+            "filter": np.complex64(matrix + 1j * matrix.T),
+            "phase": np.exp(1j * np.arange(6)),
+            "columns": np.arange(6)[::-1],
+            "keep": np.eye(6, dtype=bool)[:2].any(0),
+            "key": jax.random.key(0),
+        }
+        found = find_rules(f, params, np.float32(random.standard_normal((32, 6))))
+    names = ("columns", "keep", "key", "phase")
+    turning = {"before_norm": "scale_invariant", "filter": "general"}
+    assert found == dict.fromkeys(names, "low_dim") | turning
+
+
 # ---- mistakes ----------------------------------------------------------------------------------
 
 
@@ -410,7 +456,12 @@ MISTAKES = [
     (lambda: find(w=np.full((6, 3), np.inf)), r"params\['w'\] has NaN or infinity"),
     (lambda: find(f=lambda p, x: jnp.arange(3)), "f returned no floating array"),
     (lambda: jax.jit(lambda w: find(w=w) and w)(np.ones((6, 3))), "call it outside of jit"),
-    (lambda: adamo(rules="general").init({"z": np.ones((2, 2), complex)}), "is complex"),
+    (lambda: adamo().init({"z": np.ones((2, 2), complex)}), r"\['z'\] is complex128, not real"),
+    (lambda: adamo().init({"n": np.arange(2)}), r"leaf \['n'\] is int64, not real floating"),
+    (
+        lambda: angular_adamw(rules="scale_invariant").init({"z": np.ones((2, 2), complex)}),
+        r"leaf \['z'\] is complex128, not real",
+    ),
 ]
 
 

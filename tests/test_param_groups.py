@@ -5,10 +5,13 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import random
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -701,6 +704,52 @@ def test_nothing_is_touched(fails: bool, dtype: torch.dtype) -> None:
     assert [key for key in before if before[key] != after[key]] == []
 
 
+def test_threads_take_turns() -> None:
+    inside: list[int] = []
+
+    def forward(model: nn.Module, batch: Tensor) -> Tensor:
+        inside.append(1)
+        time.sleep(0.05)
+        assert len(inside) == 1
+        inside.clear()
+        return model(batch)
+
+    def found(trials: int) -> set[str]:
+        model = linear_chain(nn.LayerNorm(WIDTH), **NO_BIAS)
+        groups = param_groups(model, vectors(), forward=forward, trials=trials)
+        return with_rule(groups, "scale_invariant")
+
+    with ThreadPoolExecutor(2) as pool:  # the second begins later and ends later
+        assert list(pool.map(found, (1, 3))) == [CHAIN, CHAIN]
+    assert torch.get_default_dtype() == torch.float32
+
+
+@functools.lru_cache(None)
+def table(rows: int) -> Tensor:
+    return torch.arange(rows, dtype=torch.float32)[:, None] * torch.ones(WIDTH)
+
+
+@functools.cache
+def not_called_meanwhile() -> Tensor:
+    return torch.ones(())
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "raises"])
+def test_cached_functions_keep_nothing_of_the_copy(fails: bool) -> None:
+    class Positions(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + table(len(x)))
+
+    model, kept = Positions(WIDTH, 3), not_called_meanwhile()
+    if fails:
+        with pytest.raises(RuntimeError):
+            param_groups(model, vectors(), forward=lambda m, b: m(b) @ m(b))
+    else:
+        param_groups(model, vectors())
+    assert model(vectors()).dtype == torch.float32
+    assert not_called_meanwhile() is kept
+
+
 def test_a_batchnorm_frozen_in_a_model_in_train_mode_is_a_linear_map() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 3))
     assert rules(param_groups(model, vectors()))["0.weight"] == "scale_invariant"
@@ -857,6 +906,8 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4))
 
 
+OTHER = nn.Embedding(11, 4)  # neither the model nor its copy
+
 ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "model": (lambda: param_groups(cast(Any, [])), ValueError, "list"),
     "trials": (lambda: param_groups(small(), trials=0), ValueError, "trials .*0"),
@@ -884,6 +935,11 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: param_groups(NoTensor(WIDTH, 3), vectors()),
         ValueError,
         "dict.*forward=",
+    ),
+    "other-model": (
+        lambda: param_groups(nn.Embedding(11, 4), tokens(), forward=lambda _, b: OTHER(b)),
+        ValueError,
+        "does forward call the model that it is given",
     ),
     "wrong-shape": (
         lambda: param_groups(small(), torch.randn(4, 3)),

@@ -1,7 +1,7 @@
-"""AngularAdamW with a second moment for every row or entry of a weight that turns, for studies.
+"""AngularAdamW with a second moment for every entry of a weight that turns, for studies.
 
-The optimizer itself has one for the whole weight, which is half of AdamW's state. What that costs
-in loss is measured with this: plain torch calls, otherwise the same formulas.
+The optimizer itself has one for the whole weight or for each row, which is half of AdamW's state.
+What that costs in loss is measured with this: plain torch calls, otherwise the same formulas.
 """
 
 from __future__ import annotations

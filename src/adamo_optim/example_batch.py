@@ -41,11 +41,12 @@ def ways_to_call(model: nn.Module, batch: Any, forward: Forward | None = None) -
     if isinstance(batch, Mapping):
         calls = [_by_name(model, batch), Call(_call, (batch,))]
     elif isinstance(batch, (tuple, list)):
-        calls = [_with_first(k, batch) for k in range(len(batch), 0, -1)]
+        firsts = [_with_first(k, batch) for k in range(len(batch), 0, -1)]
+        calls = [*firsts, Call(_call, (batch,))]
     else:
         calls = [Call(_call, (batch,))]
     fitting = [call for call in calls if _binds(model, call)]
-    return fitting or calls[:1] or [Call(_call)]  # the error of the first says what is missing
+    return fitting or calls[:1]  # the error of the first says what is missing
 
 
 def check_finite(call: Call) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import gc
 import inspect
 import math
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -56,6 +59,9 @@ ROUNDING = 1e-13  # ‖g‖‖w‖ below this share of the model's largest is ca
 # What varies less than this beside its mean, in squares, has lost too many digits to tell.
 HARDLY = 1e-7
 
+# Default dtype, random states and torch.compile's stance are the whole process's.
+ONE_AT_A_TIME = threading.RLock()
+
 
 def examine(model: nn.Module, call: Call, trials: int, tolerance: float) -> dict[str, Rule]:
     """Rule and reason of every parameter by Euler's identity."""
@@ -72,11 +78,18 @@ def examine(model: nn.Module, call: Call, trials: int, tolerance: float) -> dict
                 modes.append(_Float64Mode(eps))
                 gradients = _random_gradients(twin, call, generator, modes[-1])
                 for name, weight in twin.named_parameters():
-                    measured[name].append(_alignment(gradients.get(weight), weight))
+                    if (gradient := gradients.get(weight)) is not None:
+                        measured[name].append(_alignment(gradient, weight))
             return measured
 
         with _eps_of_norm_layers(twin, NEGLIGIBLE_EPS):
             measured = measure(NEGLIGIBLE_EPS)
+        if not any(measured.values()):
+            raise ValueError(
+                f"No gradient of {call} reached any weight: does forward call the model that it is "
+                "given? That is a copy; a function that closes over the model itself runs the "
+                "wrong one."
+            )
         sizes = [size for pairs in measured.values() for _, size in pairs if math.isfinite(size)]
         noise = ROUNDING * max(sizes, default=0.0)
         verdicts = {name: _verdict(pairs, tolerance, noise) for name, pairs in measured.items()}
@@ -109,9 +122,7 @@ def is_trainable(parameter: Tensor) -> bool:
     return parameter.is_floating_point() or parameter.is_complex()
 
 
-def _alignment(gradient: Tensor | None, weight: Tensor) -> tuple[float, float]:
-    if gradient is None:
-        return 0.0, 0.0
+def _alignment(gradient: Tensor, weight: Tensor) -> tuple[float, float]:
     g, w = gradient.to_dense(), weight.detach()
     if w.is_complex():
         g, w = torch.view_as_real(g), torch.view_as_real(w)
@@ -134,6 +145,8 @@ def _verdict(measured: list[tuple[float, float]], tolerance: float, noise: float
 def _isolation() -> Iterator[None]:
     """Gradients on, autocast and compilation off, float64 by default; random states come back."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(ONE_AT_A_TIME)
+        stack.enter_context(_caches_forget())
         # Asking CUDA for its state would initialize it.
         cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         stack.enter_context(torch.random.fork_rng(devices=cuda))
@@ -149,6 +162,19 @@ def _isolation() -> Iterator[None]:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float64)
         yield
+
+
+@contextlib.contextmanager
+def _caches_forget() -> Iterator[None]:
+    """Clear every lru_cache that was added to: the model would find the twin's float64 there."""
+    caches = [c for c in gc.get_objects() if type(c) is functools._lru_cache_wrapper]
+    misses = [c.cache_info().misses for c in caches]
+    try:
+        yield
+    finally:
+        for cache, before in zip(caches, misses, strict=True):
+            if cache.cache_info().misses != before:
+                cache.cache_clear()
 
 
 def _float64_twin(model: nn.Module) -> nn.Module:

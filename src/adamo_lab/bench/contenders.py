@@ -41,6 +41,9 @@ def contenders() -> dict[str, Contender]:
         "AdamW fused": Contender(lambda ps: adamw(ps, fused=True), 28),
         "AdamW foreach": Contender(lambda ps: adamw(ps, foreach=True), 28),
         "AngularAdamW": Contender(lambda ps: AngularAdamW(turning(ps)), 28),
+        "AngularAdamW, moments by row": Contender(
+            lambda ps: AngularAdamW(turning(ps, second_moment="row")), 28
+        ),
         "AdamO rows": Contender(lambda ps: AdamO(ps, **rows), 36),
         "AdamO rows, no curvature": Contender(lambda ps: AdamO(ps, **rows, **none), 28),
         "AdamO": Contender(lambda ps: AdamO(ps), 60),

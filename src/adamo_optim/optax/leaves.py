@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ..ranges import CHOICES, OPTIONAL, RANGES, RULES, SHARE, check_inside
@@ -18,36 +19,53 @@ def labels(params: Any, rules: Any) -> Any:
     """The rule of every leaf: what ``rules``, a tree or a prefix of it, says, or else its shape."""
     if not jax.tree.leaves(params):  # a placeholder of optax.tree_map_params
         return params
-    try:
-        tree = jax.tree.broadcast("auto" if rules is None else rules, params)
-    except ValueError as error:
-        text = "rules must be a tree of names like the parameters, or a prefix of one"
-        raise ValueError(text + "".join(_differences(rules, params))) from error
+    ruled = dict(jax.tree_util.tree_leaves_with_path("auto" if rules is None else rules))
+    _check_places(ruled, params)
 
-    def label(path: Any, p: Array, rule: str) -> str:
+    def label(path: Any, p: Array) -> str:
+        rule = next(ruled[start] for start in _starts(path) if start in ruled)
         if rule not in RULES:
             legal = ", ".join(map(repr, RULES))
             place = jax.tree_util.keystr(path)
             raise ValueError(f"the rule of leaf {place} must be one of {legal}, got {rule!r}")
-        by_shape = "low_dim" if p.ndim <= 1 or p.size == 1 else "general"
-        if rule != "low_dim" and rule != "auto" and jnp.iscomplexobj(p):
-            raise ValueError(
-                f"leaf {jax.tree_util.keystr(path)} is complex and has the rule {rule!r}: keep its "
-                "real and its imaginary part as leaves of their own"
-            )
-        return by_shape if rule == "auto" else rule
+        return by_shape(p) if rule == "auto" else rule
 
-    return jax.tree_util.tree_map_with_path(label, params, tree)
+    return jax.tree_util.tree_map_with_path(label, params)
 
 
-def _differences(rules: Any, params: Any) -> Iterator[str]:
-    """The first leaf without a rule, and the first rule without a leaf."""
-    trees = (jax.tree_util.tree_leaves_with_path(tree) for tree in (rules, params))
-    ruled, known = ([jax.tree_util.keystr(path) for path, _ in leaves] for leaves in trees)
-    for name in [p for p in known if not any(map(p.startswith, ruled))][:1]:
-        yield f"; there is none for {name}"
-    for name in [r for r in ruled if not any(p.startswith(r) for p in known)][:1]:
-        yield f"; there is no parameter {name}"
+def by_shape(p: Any) -> str:
+    return "low_dim" if np.ndim(p) <= 1 or np.size(p) == 1 else "general"
+
+
+def _starts(path: Any) -> list[Any]:
+    return [path[:i] for i in range(len(path) + 1)]
+
+
+def _check_places(ruled: Mapping[Any, Any], params: Any) -> None:
+    """Raise for the first leaf without a rule, and for the first rule without a leaf.
+
+    What is empty may have any rules: optax.partition and optax.masked put one MaskedNode in the
+    place of a whole branch.
+    """
+    known = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: not jax.tree.leaves(x))
+    empty = {path for path, x in known if not jax.tree.leaves(x)}
+    above = {start for path, _ in known for start in _starts(path)}
+    bare = [p for p, _ in known if p not in empty and ruled.keys().isdisjoint(_starts(p))]
+    lost = [r for r in ruled if r not in above and empty.isdisjoint(_starts(r))]
+    if bare or lost:
+        text = "rules must be a tree of names like the parameters, or a prefix of one"
+        text += "".join(f"; there is none for {jax.tree_util.keystr(p)}" for p in bare[:1])
+        text += "".join(f"; there is no parameter {jax.tree_util.keystr(r)}" for r in lost[:1])
+        raise ValueError(text)
+
+
+def refuse_unreal(path: Any, p: Any) -> None:
+    """optax.adamw steps along complex numbers; the laws are for real ones."""
+    if not jnp.issubdtype(p.dtype, jnp.floating):
+        raise ValueError(
+            f"leaf {jax.tree_util.keystr(path)} is {p.dtype}, not real floating numbers: keep real "
+            "and imaginary parts as leaves of their own, and integers out by optax.partition"
+        )
 
 
 def check(options: Mapping[str, Any]) -> None:

@@ -16,6 +16,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .leaves import by_shape
+
 # |cos(g, w)|·√(entries) is about eps/variance with the function as it is, and about 1 where no norm
 # layer follows: above this the scale of w does matter.
 FELT_EPS = 0.1
@@ -33,7 +35,8 @@ def find_rules(
 ) -> Any:
     """The rule of every leaf, a tree for ``rules=``: by shape, and by Euler's identity in float64.
 
-    Leaves of zeros are "general", for they have no direction yet. Call it outside ``jit``.
+    Leaves of zeros are "general", for they have no direction yet. Complex and integer leaves have
+    the rule of their shape. Call it outside ``jit``.
 
     Args:
         f: ``f(params, *inputs)`` returns what the loss is made of, an array or a tree of arrays,
@@ -51,12 +54,20 @@ def find_rules(
     random = np.random.default_rng(0)  # the same verdicts every time
     with enable_x64(True):
         given, structure = jax.tree.flatten(params)
-        leaves = [_off_special_points(np.asarray(x), random) for x in given]
-        wide = jax.tree.map(_widened, inputs)
+        places = [i for i, x in enumerate(given) if _is(jnp.floating, x)]
+        values = [np.asarray(given[i]) for i in places]
+        leaves = [_off_special_points(x, random) for x in values]
+        fixed, wide = jax.tree.map(_widened, (given, inputs))
+
+        def outputs(leaves: list[Any]) -> Any:
+            whole = [*fixed]
+            for i, w in zip(places, leaves, strict=True):
+                whole[i] = w
+            return f(structure.unflatten(whole), *wide)
 
         @jax.jit
         def gradients(leaves: list[Any], key: Any) -> Any:
-            result, pull = jax.vjp(lambda x: f(structure.unflatten(x), *wide), leaves)
+            result, pull = jax.vjp(outputs, leaves)
             return pull(_cotangents(result, key))[0]
 
         def measure(scales: list[float]) -> list[list[tuple[float, float]]]:
@@ -75,7 +86,7 @@ def find_rules(
 
         may = [
             w.ndim > 1 and w.size > 1 and bool(np.any(x)) and within(p, FELT_EPS * w.size**-0.5)
-            for w, x, p in zip(leaves, map(np.asarray, given), plain, strict=True)
+            for w, x, p in zip(leaves, values, plain, strict=True)
         ]
         together = measure([ENLARGED if candidate else 1.0 for candidate in may])
 
@@ -86,10 +97,11 @@ def find_rules(
             alone = measure([ENLARGED if i == k else 1.0 for k in range(len(leaves))])
             return within(alone[i], tolerance)
 
-        found = [turns(i) for i in range(len(leaves))]
-    by_shape = ["low_dim" if w.ndim <= 1 or w.size == 1 else "general" for w in leaves]
-    rules = zip(found, by_shape, strict=True)
-    return structure.unflatten(["scale_invariant" if turn else shape for turn, shape in rules])
+        rules = [by_shape(x) for x in given]
+        for i, place in enumerate(places):
+            if turns(i):
+                rules[place] = "scale_invariant"
+    return structure.unflatten(rules)
 
 
 def _check(f: Any, arrays: Any, trials: Any, tolerance: float) -> None:
@@ -103,13 +115,13 @@ def _check(f: Any, arrays: Any, trials: Any, tolerance: float) -> None:
         if isinstance(x, jax.core.Tracer):
             raise ValueError("find_rules looks at values: call it outside of jit")
         # −∞ masks attention
-        if _is_floating(x) and not bool(np.all(np.isfinite(x) | (np.asarray(x) == -np.inf))):
+        if _is(jnp.floating, x) and not bool(np.all(np.isfinite(x) | (np.asarray(x) == -np.inf))):
             place = ("params", "inputs")[path[0].idx] + jax.tree_util.keystr(path[1:])
             raise ValueError(f"{place} has NaN or infinity: pass values that are finite")
 
 
-def _is_floating(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+def _is(kind: Any, x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, kind)
 
 
 def _alignment(g: np.ndarray, w: np.ndarray) -> tuple[float, float]:
@@ -117,7 +129,9 @@ def _alignment(g: np.ndarray, w: np.ndarray) -> tuple[float, float]:
 
 
 def _widened(x: Any) -> Any:
-    return jnp.asarray(np.asarray(x), jnp.float64) if _is_floating(x) else x
+    if not _is(jnp.inexact, x):
+        return x
+    return jnp.asarray(np.asarray(x), jnp.complex128 if jnp.iscomplexobj(x) else jnp.float64)
 
 
 def _off_special_points(w: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -134,11 +148,11 @@ def _off_special_points(w: np.ndarray, random: np.random.Generator) -> np.ndarra
 def _cotangents(result: Any, key: Any) -> Any:
     """Random numbers like the outputs; nothing flows back from integers."""
     outputs, structure = jax.tree.flatten(result)
-    if not any(map(_is_floating, outputs)):
+    if not any(_is(jnp.inexact, y) for y in outputs):
         raise ValueError("f returned no floating array: return what the loss is made of")
     random = [
         jax.random.normal(k, y.shape, y.dtype)
-        if jnp.issubdtype(y.dtype, jnp.floating)
+        if _is(jnp.inexact, y)
         else np.zeros(y.shape, jax.dtypes.float0)
         for k, y in zip(jax.random.split(key, len(outputs)), outputs, strict=True)
     ]

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
 from . import laws
-from .leaves import NO_PARAMS, check, compute_dtype, labels, map_leaves, numbers, rate
+from .leaves import (
+    NO_PARAMS,
+    check,
+    compute_dtype,
+    labels,
+    map_leaves,
+    numbers,
+    rate,
+    refuse_unreal,
+)
 
 
 class AdamOState(NamedTuple):
@@ -116,6 +126,8 @@ def adamo(
     curved = curvature_target is not None
 
     def init(params: Any) -> AdamOState:
+        jax.tree_util.tree_map_with_path(refuse_unreal, params)
+
         def one(w: Array, rule: str) -> Leaf:
             return first_leaf(w, rule, block, curved)
 

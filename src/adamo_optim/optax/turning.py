@@ -11,7 +11,16 @@ import optax
 from jax import Array
 
 from . import laws
-from .leaves import NO_PARAMS, check, compute_dtype, labels, map_leaves, numbers, rate
+from .leaves import (
+    NO_PARAMS,
+    check,
+    compute_dtype,
+    labels,
+    map_leaves,
+    numbers,
+    rate,
+    refuse_unreal,
+)
 
 
 class TurnState(NamedTuple):
@@ -94,6 +103,7 @@ def turn(learning_rate: Any, options: dict[str, Any]) -> optax.GradientTransform
     """The rotation of every leaf; ``options`` are those of ``TurnOptions`` but lr."""
 
     def init(params: Any) -> TurnState:
+        jax.tree_util.tree_map_with_path(refuse_unreal, params)
         jax.tree_util.tree_map_with_path(refuse_zero, params)
         first = map_leaves(first_leaf, Leaf, params)
         return TurnState(jnp.zeros((), jnp.int32), *first[1:])
