@@ -797,6 +797,14 @@ def convolutions() -> nn.Module:
     return nn.Sequential(first, second, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
 
+def test_a_later_norm_layer_hides_an_eps() -> None:
+    groups = param_groups(convolutions(), 1e-3 * torch.randn(4, 3, 8, 8))
+    assert with_rule(groups, "scale_invariant") == {"0.0.weight", "1.0.weight"}
+    lone = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(2))
+    groups = param_groups(lone, 1e-3 * torch.randn(4, 3, 8, 8))
+    assert verdicts(groups)["0.weight"] == EPS_MATTERS
+
+
 DULL: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "zeros": (hidden_layers, torch.zeros(8, WIDTH)),
     "ones": (hidden_layers, torch.ones(8, WIDTH)),

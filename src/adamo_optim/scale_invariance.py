@@ -59,7 +59,7 @@ ROUNDING = 1e-13  # ‖g‖‖w‖ below this share of the model's largest is ca
 # What varies less than this beside its mean, in squares, has lost too many digits to tell.
 HARDLY = 1e-7
 
-# Default dtype, random states and torch.compile's stance are the whole process's.
+# Default dtype, random states and torch.compile's stance belong to the whole process.
 ONE_AT_A_TIME = threading.RLock()
 
 
@@ -87,8 +87,7 @@ def examine(model: nn.Module, call: Call, trials: int, tolerance: float) -> dict
         if not any(measured.values()):
             raise ValueError(
                 f"No gradient of {call} reached any weight: does forward call the model that it is "
-                "given? That is a copy; a function that closes over the model itself runs the "
-                "wrong one."
+                "given, a copy? What closes over the model itself does not run the copy."
             )
         sizes = [size for pairs in measured.values() for _, size in pairs if math.isfinite(size)]
         noise = ROUNDING * max(sizes, default=0.0)

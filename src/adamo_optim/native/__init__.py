@@ -211,14 +211,6 @@ class TurnWork(Native):
         (m,) = map(self.plan.real, self.plan.buffers)
         return {"w": w, "g": g, "m": m, "columns": self.plan.columns, "blocks": self.plan.blocks}
 
-    @torch._disable_dynamo
-    @torch.no_grad()
-    def run(self) -> None:
-        if self.bucket.blocks == len(self.bucket.members):
-            super().run()
-        else:  # the laws look at all rows of a weight
-            self.proceed(self.begin(), self.bucket.active)
-
     def proceed(self, rows: Tensor, active: Tensor) -> None:
         if not self.skipped:
             sums = TurnSums(*rows.unbind(1))

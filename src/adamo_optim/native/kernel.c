@@ -22,6 +22,7 @@
 #include <fenv.h>
 #include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,6 +61,8 @@ enum {
     SUMS = 5,       /* what pass 1 reduces: the first fields of a row, ww to mw */
     PRODUCTS = 2,   /* what pass 2 reduces: uw and uu */
     TURN_SUMS = 4,  /* what pass 1 reduces of a weight that turns: ww to mm */
+    SCALED = 3,     /* what the law makes of these: scale, uw and uu */
+    WHOLES = 3,     /* what its blocks add up to: all_ww to all_uu */
 };
 
 static inline int64_t min(int64_t x, int64_t y)
@@ -168,7 +171,8 @@ struct Member {
     int64_t per_task;               /* blocks of a task; 0: it is a single one, and split */
     int64_t tasks, finished;        /* of a split one, of this phase. Guarded by the job's lock. */
     Share *shares;                  /* of the tasks, one for each thread. Guarded by it, too. */
-    Phase phase;                    /* of a split one */
+    Phase phase;                    /* of one that goes in phases */
+    double whole[WHOLES];           /* what the blocks of one that turns add up to */
     Law law;
     double *sums;                   /* per chunk */
 };
@@ -350,7 +354,7 @@ static void run_block(const Member *member, int64_t block, Law *law, Phase only,
 typedef struct {
     const Table *table;
     Phase only;           /* a pass alone, or DONE: all of them */
-    Member **queue;       /* split ones first: the others fill the gaps at the end */
+    Member **queue;       /* those in phases first: the others fill the gaps at the end */
     int64_t count, first; /* those before `first` are done */
     int threads, arrived;
     fenv_t environment;   /* of the caller: rounding, flushing of denormals */
@@ -363,10 +367,16 @@ static bool is_split(const Member *member)
     return member->per_task == 0;
 }
 
+/* A pass over all of it must be finished before the next: the law looks at all of it. */
+static bool in_phases(const Member *member)
+{
+    return is_split(member) || (member->turns && member->blocks > 1);
+}
+
 /* Every second pass goes backwards: it starts with what is still in cache. */
 static bool goes_backwards(const Member *member)
 {
-    return is_split(member) && member->phase == (member->turns ? APPLY : MOMENTS);
+    return in_phases(member) && member->phase == (member->turns ? APPLY : MOMENTS);
 }
 
 /* By turns where the first share goes: parameters of one task must not all be the same thread's. */
@@ -427,6 +437,105 @@ static void run_blocks(const Job *job, const Member *member, int64_t task)
     }
 }
 
+/* The numbers of one kind of all blocks, from a column on. */
+#define KIND(table, matrix, type, field, column) \
+    ((table)->data[matrix] + offsetof(type, field) / sizeof(double) * (table)->columns + (column))
+
+static void fill(double *numbers, int64_t count, double x)
+{
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = x;
+}
+
+/* Pass 1 over some rows of a weight that turns, and the law of each. All but the second moment is
+   the same for all rows: only what differs is read and written row by row. */
+static void reduce_rows(const Job *job, const Member *member, int64_t first, int64_t end)
+{
+    const Table *table = job->table;
+    const int64_t column = member->column + first;
+    double *square = KIND(table, MEMORY, TurnMemory, mean_square, column);
+    double *record = table->data[RECORD] + column, sums[SUMS];
+    Law law;
+    Turning *t = &law.turning;
+    gather(table, column, OPTIONS, MATRICES, &law);
+    const double step = t->memory.step;
+    for (int64_t block = first; block < end; block++, square++, record++) {
+        double *number = &t->row.ww;
+        memset(number, 0, TURN_SUMS * sizeof *number);
+        for (int64_t i = 0; i < member->chunks; i++) {
+            member->passes[REDUCE](member, &law, chunk_of(member, block, i), NULL, sums);
+            for (int k = 0; k < TURN_SUMS; k++)
+                number[k] += sums[k];
+        }
+        if (job->only == DONE) {
+            t->memory.step = step;
+            t->memory.mean_square = *square;
+            square_law(&t->options, &t->traits, &t->memory, &t->row, true);
+            *square = t->memory.mean_square;
+        }
+        for (int k = 0; k < TURN_SUMS + SCALED; k++) /* ww to uu */
+            record[k * table->columns] = number[k];
+    }
+    if (job->only == DONE)
+        fill(KIND(table, MEMORY, TurnMemory, step, column), end - first, t->memory.step);
+}
+
+/* The law of the weight, and pass 2 over some of its rows. */
+static void apply_rows(const Job *job, const Member *member, int64_t first, int64_t end)
+{
+    const Table *table = job->table;
+    const int64_t column = member->column + first, count = end - first;
+    const double *scale = KIND(table, RECORD, TurnRow, scale, column);
+    double *b = KIND(table, RECORD, TurnRow, b, column);
+    Law law;
+    Turning *t = &law.turning;
+    gather(table, column, OPTIONS, MATRICES, &law);
+    if (job->only == DONE) {
+        TurnRow *row = &t->row;
+        memcpy(&row->all_ww, member->whole, sizeof member->whole);
+        row->scale = 1;
+        turn_law(&t->options, &t->traits, &t->memory, row, true);
+        for (int64_t i = 0; i < count; i++)
+            b[i] = row->b * scale[i];
+        fill(KIND(table, RECORD, TurnRow, all_ww, column), count, row->all_ww);
+        fill(KIND(table, RECORD, TurnRow, all_uw, column), count, row->all_uw);
+        fill(KIND(table, RECORD, TurnRow, all_uu, column), count, row->all_uu);
+        fill(KIND(table, RECORD, TurnRow, a1, column), count, row->a1);
+        fill(KIND(table, RECORD, TurnRow, angle, column), count, row->angle);
+        fill(KIND(table, RECORD, TurnRow, at_max_angle, column), count, row->at_max_angle);
+        fill(KIND(table, RECORD, TurnRow, active, column), count, 1);
+        fill(KIND(table, MEMORY, TurnMemory, initial_norm, column), count, t->memory.initial_norm);
+    }
+    for (int64_t block = first; block < end; block++) {
+        t->row.b = *b++;
+        for (int64_t i = 0; i < member->chunks; i++)
+            member->passes[APPLY](member, &law, chunk_of(member, block, i), NULL, NULL);
+    }
+}
+
+static void run_rows(const Job *job, const Member *member, int64_t task)
+{
+    const int64_t first = task * member->per_task, end = min(first + member->per_task, member->blocks);
+    (member->phase == REDUCE ? reduce_rows : apply_rows)(job, member, first, end);
+}
+
+/* After a pass over all rows: what they add up to, and on to the next pass. */
+static Phase proceed_rows(const Job *job, Member *member)
+{
+    if (member->phase == APPLY || job->only != DONE)
+        return DONE;
+    const double *fields[WHOLES] = {
+        KIND(job->table, RECORD, TurnRow, ww, member->column),
+        KIND(job->table, RECORD, TurnRow, uw, member->column),
+        KIND(job->table, RECORD, TurnRow, uu, member->column)};
+    for (int k = 0; k < WHOLES; k++) {
+        member->whole[k] = 0;
+        for (int64_t block = 0; block < member->blocks; block++)
+            member->whole[k] += fields[k][block];
+    }
+    return APPLY;
+}
+
 static void work(void *argument)
 {
     Job *job = argument;
@@ -437,21 +546,23 @@ static void work(void *argument)
     pthread_mutex_lock(&job->lock);
     const int me = job->arrived++;
     for (Member *member; (member = take(job, me, &task));) {
-        const bool split = is_split(member);
+        const bool split = is_split(member), phased = in_phases(member);
         pthread_mutex_unlock(&job->lock);
         if (split)
             run_chunk(member, task);
+        else if (phased)
+            run_rows(job, member, task);
         else
             run_blocks(job, member, task);
         pthread_mutex_lock(&job->lock);
         if (++member->finished < member->tasks)
             continue;
-        if (split) {
-            member->phase = proceed(
+        if (phased) {
+            member->phase = !split ? proceed_rows(job, member) : proceed(
                 member, &member->law, member->phase, job->only, member->sums, member->chunks);
             member->finished = 0;
         }
-        if (!split || member->phase == DONE)
+        if (!phased || member->phase == DONE)
             member->tasks = 0;
         deal(member, job->threads);
         pthread_cond_broadcast(&job->progress);
@@ -468,10 +579,11 @@ static void divide(Member *member, const Job *job)
     const bool split = member->blocks == 1 && member->chunks > WHOLE;
     member->per_task = split ? 0 : max(1, CHUNK / max(1, member->length));
     member->tasks = split ? member->chunks : (member->blocks - 1) / member->per_task + 1;
-    if (split) {
+    if (split)
         gather(job->table, member->column, OPTIONS, MATRICES, &member->law);
+    if (in_phases(member)) {
         member->phase = begin(member, &member->law, job->only);
-        member->tasks = member->phase == DONE ? 0 : member->chunks;
+        member->tasks = member->phase == DONE ? 0 : member->tasks;
     }
     deal(member, job->threads);
 }
@@ -499,9 +611,9 @@ static bool run(Member *members, int64_t count, const Table *table, int threads,
             members[i].shares = shares + i * job.threads;
             divide(&members[i], &job);
         }
-        for (int split = 1; split >= 0; split--)
+        for (int phased = 1; phased >= 0; phased--)
             for (int64_t i = 0; i < count; i++)
-                if (is_split(&members[i]) == split) {
+                if (in_phases(&members[i]) == phased) {
                     job.queue[job.count++] = &members[i];
                     members[i].sums = next;
                     next += members[i].chunks * SUMS;
@@ -724,8 +836,8 @@ static PyObject *step(PyObject *module, PyObject *args)
 
 PyDoc_STRVAR(turn_doc,
     "turn(w, g, m, columns, blocks, active, options, traits, memory, record, inverse_scale, "
-    "threads, phase)\n\nThe same for weights that turn, whose passes are phase 0 and 2; those of "
-    "several blocks go pass by pass,\nand the caller applies the laws in between.");
+    "threads, phase)\n\nThe same for weights that turn, whose passes are phase 0 and 2; the caller of "
+    "a single pass applies\nthe laws.");
 
 static PyObject *turn(PyObject *module, PyObject *args)
 {

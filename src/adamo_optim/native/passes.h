@@ -307,6 +307,12 @@ PASS(turn_reduce)
         const REAL *w = NAME(fetch)(member->w, tile, buffer[0]);
         const REAL *g = NAME(fetch_gradient)(member, member->g, tile, buffer[1]);
         REAL *m = NAME(fetch)(member->m, tile, buffer[2]);
+        if (member->blocks > 1)
+            for (int64_t i = 0; i < tile.n; i += LANES) {
+                __builtin_prefetch(w + i + member->length, 0, 2);
+                __builtin_prefetch(g + i + member->length, 0, 2);
+                __builtin_prefetch(m + i + member->length, 1, 2);
+            }
         for (int64_t i = 0; i < tile.n; i++)
             m[i] = m[i] * beta1 + g[i] * rest1;
         if (m == buffer[2]) {
