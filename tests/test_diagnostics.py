@@ -46,11 +46,14 @@ def test_diagnostics_are_what_the_step_did(foreach: bool) -> None:
     assert not any(found[name] for name in found if name.startswith("guard_"))
 
 
-@BACKENDS
+@pytest.mark.parametrize("second_moment", ["tensor", "row"])
+@pytest.mark.parametrize("foreach", [False, None], ids=["for-loop", "fused"])
 @pytest.mark.parametrize("lr", [5e-4, 5e-3])
-def test_diagnostics_of_a_turn(foreach: bool, lr: float) -> None:
+def test_diagnostics_of_a_turn(foreach: bool | None, lr: float, second_moment: str) -> None:
+    """Of the whole weight, also where its rows have second moments of their own."""
     p = nn.Parameter(torch.randn(6, 5, dtype=torch.float64))
-    optimizer = turning(p, lr=lr, foreach=foreach)
+    optimizer = turning(p, lr=lr, foreach=foreach, second_moment=second_moment)
+    assert ("6 second moments, one a row" in str(optimizer.explain())) == (second_moment == "row")
     for _ in range(5):
         w = p.detach().clone()
         g = p.grad = torch.randn_like(p)

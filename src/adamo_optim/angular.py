@@ -222,6 +222,8 @@ class AngularAdamW(Blockwise, AdamW):
             backend, note = "none", "on the meta device"
             if not p.is_meta:
                 backend, note = self._backend(p, group, name)
+            rows = turning.rows_of(p, group)
+            reason += f"; {rows} second moments, one a row" if rows else ""
             return rule, f"turns: {reason}", backend, note
         if rule == "scale_invariant":
             why = "its norm is 0" if turns else "its norm was 0 at its first step"

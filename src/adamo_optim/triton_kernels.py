@@ -570,7 +570,7 @@ def keep_turn_sums(record, blocks, i, sums, active):
 @triton.jit
 def finish_turn(numbers, first, whole, record, memory, blocks, i, active):
     """The second law of the blocks ``i`` of a weight."""
-    c = record + i
+    c = record + i  # all_ww, all_uw and all_uu stand side by side
     tl.store(c + TURN_ALL * blocks, tl.where(active, whole[0], 0.0))
     tl.store(c + (TURN_ALL + 1) * blocks, tl.where(active, whole[1], 0.0))
     tl.store(c + (TURN_ALL + 2) * blocks, tl.where(active, whole[2], 0.0))

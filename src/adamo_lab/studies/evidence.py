@@ -183,6 +183,34 @@ EVIDENCE = (
         seeds=(1, 2, 3, 4, 5),
     ),
     Study(
+        name="evidence-gpt-after",
+        title="A modern GPT whose norms stand after each part, enwik8",
+        about="As in OLMo 2: all matrices of its layers are scale-invariant. 38 M parameters, "
+        "1,500 steps.",
+        kind="trials",
+        runs=(
+            Runs(
+                "gpt",
+                150,
+                (
+                    *trials("adamw", lr=RATES, weight_decay=(0.1,)),
+                    *trials("angular", lr=RATES, weight_decay=(0.1,)),
+                    *trials(
+                        "angular",
+                        "angular_row",
+                        "AngularAdamW, moments by row",
+                        lr=RATES,
+                        weight_decay=(0.1,),
+                        second_moment=("row",),
+                    ),
+                ),
+                {"norms": "after"},
+            ),
+        ),
+        metrics=(LOSS,),
+        seeds=(0,),
+    ),
+    Study(
         name="evidence-cifar100",
         title="ResNet-18 on CIFAR-100, the ordinary way",
         about="60 epochs, warm-up and cosine, no averaging, judged by 5,000 held-out images.",
