@@ -132,14 +132,15 @@ class TwoPasses(Bucket):
     def finish(self) -> None:
         super().finish()
         if self.blocks != len(self.members):
-            members = torch.arange(len(self.members), device="cpu")
-            self.member_of = members.repeat_interleave(torch.tensor(self.sizes)).to(self.device)
+            sizes = torch.tensor(self.sizes, device="cpu")
+            self.member_of = torch.arange(len(sizes), device="cpu").repeat_interleave(sizes)
+            self.member_of = self.member_of.to(self.device)
 
     def of_weights(self, x: Tensor) -> Tensor:
         """Numbers of the blocks, added up over those of a weight, in every one of its places."""
         if self.blocks == len(self.members):
             return x
-        return x.new_zeros(len(self.members)).index_add(0, self.member_of, x)[self.member_of]
+        return torch.stack([part.sum() for part in x.split(self.sizes)])[self.member_of]
 
     def laws(
         self, options: TurnOptions, sums: TurnSums, active: Tensor
