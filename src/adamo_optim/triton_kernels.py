@@ -532,7 +532,7 @@ def turn_reduce(
                     WIDE, False, TILE,
                 )  # fmt: skip
         else:
-            for k in range(0, CHUNK, TILE):
+            for k in range(0, (end - start).to(tl.int32), TILE):
                 ww, gg, mw, mm = turn_reduce_tile(
                     w, g, m, start + k, end, scale, beta1, rest1, keep, ww, gg, mw, mm,
                     WIDE, True, TILE,
@@ -647,7 +647,7 @@ def turn_apply(
                 m = fetch(m_start, places, end, WIDE, False)
                 store(w_start, places, w + (w * a1 - m * b), end, False)
         else:
-            for k in range(0, CHUNK, TILE):
+            for k in range(0, (end - start).to(tl.int32), TILE):
                 places = start + k + tl.arange(0, TILE)
                 w = fetch(w_start, places, end, WIDE, True)
                 m = fetch(m_start, places, end, WIDE, True)
