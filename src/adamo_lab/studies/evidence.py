@@ -362,6 +362,9 @@ EVIDENCE = (
                     *trials("adamw", lr=COARSE_RATES, weight_decay=(0.1,)),
                     *trials("angular", lr=COARSE_RATES, weight_decay=(0.1,)),
                     *moments_by("row", lr=COARSE_RATES, weight_decay=(0.1,)),
+                    # added when AdamW had been best at its smallest rate
+                    *trials("adamw", lr=(1e-3,), weight_decay=(0.1,)),
+                    *moments_by("row", lr=(1e-3,), weight_decay=(0.1,)),
                 ),
                 {**SMALL_ENWIK8, "norms": "after"},
             ),
