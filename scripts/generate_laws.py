@@ -54,7 +54,7 @@ class Source:
             x.name: list(scope[x.name]._fields) for x in tree if isinstance(x, ast.ClassDef)
         }
         self.constants = {k: v for k, v in scope.items() if k.isupper() and isinstance(v, float)}
-        self.shared: tuple[str, ...] = scope["SHARED"]
+        self.shared: tuple[str, ...] = scope["TURN_SHARED"]
         self.records = {name: list(scope[name]) for name in ("RECORD", "TURN_RECORD")}
 
 
@@ -405,10 +405,10 @@ def returned(values: list[str]) -> str:
 def numbers(source: Source, prefix: str) -> str:
     """A function that loads what is known before a step: options, traits and memory."""
     tables = {"settings": "Options", "traits": "Traits", "memory": "Memory"}
-    loads = []
+    loads, shared = [], source.shared if prefix else ()  # AdamO's have a number each
     for table, kind in tables.items():
         for k, field in enumerate(source.tuples[prefix + kind]):
-            own = table == "memory" and not (prefix and field in source.shared)
+            own = table == "memory" and field not in shared
             loads.append(f"tl.load({table} + {k} * blocks + {'i' if own else 'parameter'})")
     name = f"{prefix.lower()}_numbers" if prefix else "numbers"
     return (

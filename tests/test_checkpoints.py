@@ -216,7 +216,7 @@ def test_numbers_keep_their_digits(kind: Any) -> None:
     model, optimizer = trained(3, kind)
     saved = optimizer.state_dict()
     for state in saved["state"].values():
-        state["step"] = 1006
+        state["step"] = torch.tensor([1006]) if "mean_square" in state else 1006
     torch.set_default_dtype(torch.bfloat16)
     try:
         optimizer.load_state_dict(saved)

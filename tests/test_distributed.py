@@ -76,7 +76,7 @@ ANGULAR = {
     case.name: Setting(AngularAdamW, case.name, "scale_invariant", case.options) for case in TURNS
 }
 ADAMW = Setting(AngularAdamW, "AdamW", "general", {"weight_decay": 0.1})
-DEFAULTS = ADAMO["defaults"], ADAMO["rows"], ANGULAR["defaults"]
+DEFAULTS = ADAMO["defaults"], ADAMO["rows"], ANGULAR["defaults"], ANGULAR["rows"]
 NETS = (AdamO, {}), (AngularAdamW, {"weight_decay": 0.1})  # what networks are trained with
 
 

@@ -426,6 +426,26 @@ def test_one_angle_for_weights_of_any_size(backend: dict[str, bool]) -> None:
 
 @EVERY_BACKEND
 @pytest.mark.parametrize("second_moment", ["tensor", "row"])
+def test_numbers_of_a_weight_are_edited_in_place(
+    second_moment: str, backend: dict[str, bool]
+) -> None:
+    """For all of its rows, many tasks of them."""
+    (p,) = blocks((200, 300))
+    optimizer = turning(p, second_moment=second_moment, **backend)
+    give_gradients([p], 0)
+    optimizer.step()
+    optimizer.state[p]["initial_norm"].fill_(50.0)
+    optimizer.state[p]["step"].fill_(7.0)
+    optimizer.step()
+    assert float(p.detach().norm()) == pytest.approx(50.0, rel=1e-12)
+    assert int(optimizer.state[p]["step"]) == 8
+    u = 0.19 / (1 - 0.9**8) / math.sqrt((1 - 0.999**2) / (1 - 0.999**8))  # of one gradient, twice
+    (found,) = optimizer.diagnostics(synchronize=True).values()
+    assert found["angle"] == pytest.approx(0.05 * u, rel=0.01)
+
+
+@EVERY_BACKEND
+@pytest.mark.parametrize("second_moment", ["tensor", "row"])
 @pytest.mark.parametrize("size", [1e-27, 1e27])
 def test_squares_that_float32_does_not_hold(
     size: float, second_moment: str, backend: dict[str, bool]

@@ -68,7 +68,8 @@ def scattered_rows(p: Tensor, group: dict[str, Any], by_row: bool) -> str:
 
 
 def rows_are_scattered(p: Tensor) -> bool:
-    return p.dim() > 1 and p.shape[0] > 1 and p.stride(0) != p.numel() // p.shape[0]
+    several = p.dim() > 1 and p.shape[0] > 1 and p.numel() > 0
+    return several and p.stride(0) != p.numel() // p.shape[0]
 
 
 def why_not_fused(p: Tensor) -> str:

@@ -62,7 +62,8 @@ class Layout:
                 self.resting.append(p)
                 continue
             key = (p.device, optimizer._backend(p, group, name)[0], mesh)
-            bucket = buckets.setdefault(key, optimizer._bucket(*key))
+            apart = rows is not None and not optimizer.ROWS_ALONE  # its law looks at all rows
+            bucket = buckets.setdefault((*key, apart), optimizer._bucket(*key))
             state = optimizer.state[p]
             bucket.members.append(Member(p, name, rule, number, state, group, rows, mesh_row))
         self.buckets = list(buckets.values())
@@ -309,6 +310,8 @@ class Blockwise(Optimizer, ABC):
                 vectors = part.unbind() if part.dim() == 1 else part.T.contiguous().unbind()
                 pairs = zip(keys, vectors, strict=True)
                 numbers = {key: bucket.as_state(key, vector, member) for key, vector in pairs}
+                for key in bucket.SHARED if member.rows is not None else ():
+                    numbers[key] = numbers[key].clone()  # not a place in a matrix
                 copies[id(member.state)] = {**member.state, **numbers}
         return copies
 

@@ -126,7 +126,8 @@ class ReferenceAdamO(Optimizer):
                 # complex numbers count as pairs of real ones
                 w, g = (as_real(x.detach()).to(dtype) for x in (p, p.grad))
                 kept = as_real(sample(p.grad, number)).to(dtype)
-                by_row = group["block"] == "row" and rule != "low_dim" and _has_rows(p)
+                by_row = group["block"] == "row" and rule != "low_dim"
+                by_row = by_row and geometry.row_count(p) is not None
                 if by_row:
                     states = self.state[p].setdefault("rows", [{} for _ in w])
                     zipped = zip(w, g, states, strict=True)
@@ -145,12 +146,6 @@ class ReferenceAdamO(Optimizer):
 
 def as_real(x: Tensor) -> Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
-
-
-def _has_rows(p: Tensor) -> bool:
-    """A row of one entry has no direction, and one row is the tensor itself."""
-    entries = p.numel() * (2 if p.is_complex() else 1)
-    return p.dim() > 1 and p.shape[0] > 1 and entries > p.shape[0]
 
 
 def one_block(
@@ -316,7 +311,8 @@ class ReferenceAngularAdamW(Optimizer):
                     declared = rule_of(p, group).name == "scale_invariant"
                     state.update(t=0, m=torch.zeros_like(w), initial_norm=norm)
                     state["turns"] = declared and norm > 0 and entries > 1
-                    state["by_row"] = group["second_moment"] == "row" and _has_rows(p)
+                    by_row = group["second_moment"] == "row" and declared
+                    state["by_row"] = by_row and geometry.row_count(p) is not None
                     state["v"] = 0.0 if state["turns"] else torch.zeros_like(w)
                 state["t"] += 1
                 new = (turned if state["turns"] else follow_adamw)(w, g, state, group)

@@ -165,7 +165,10 @@ def _isolation() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _caches_forget() -> Iterator[None]:
-    """Clear every lru_cache that was added to: the model would find the twin's float64 there."""
+    """Clear every lru_cache that was added to: the model would find the twin's float64 there.
+
+    All of it is cleared, what stood there before as well.
+    """
     caches = [c for c in gc.get_objects() if type(c) is functools._lru_cache_wrapper]
     misses = [c.cache_info().misses for c in caches]
     try:

@@ -486,12 +486,18 @@ def turn_reduce_tile(
 
 
 @triton.jit
-def turn_chunk(i, chunk_start, numel, slots, offsets, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+def turn_chunk(
+    i, chunk_start, numel, slots, offsets, ROWS: tl.constexpr, ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
     """Of a chunk of block i: its tensor in the tables of addresses, where it and the block end."""
     start, end = tl.load(chunk_start), tl.load(numel + i)
     if ROWS:
         offset = tl.load(offsets + i)
-        return tl.load(slots + i), tl.multiple_of(offset + start, 16), offset + end
+        start += offset
+        if ALIGNED:
+            start = tl.multiple_of(start, 16)
+        return tl.load(slots + i), start, offset + end
     else:
         return i, tl.multiple_of(start, CHUNK), end
 
@@ -507,7 +513,9 @@ def turn_reduce(
     """Pass 1: m; partial sums of ‖w‖², ‖g‖², ⟨m,w⟩ and ‖m‖²."""
     program = base + tl.program_id(0)
     i = tl.load(chunk_block + program)
-    slot, start, end = turn_chunk(i, chunk_start + program, numel, slots, offsets, ROWS, CHUNK)
+    slot, start, end = turn_chunk(
+        i, chunk_start + program, numel, slots, offsets, ROWS, ALIGNED, CHUNK
+    )  # fmt: skip
     if tl.load(g_table + slot) != 0:
         w = address(w_table, slot, W, ALIGNED)
         g = address(g_table, slot, G, ALIGNED)
@@ -568,14 +576,14 @@ def keep_turn_sums(record, blocks, i, sums, active):
 
 
 @triton.jit
-def finish_turn(numbers, first, whole, record, memory, blocks, i, active):
+def finish_turn(numbers, scaled, whole, record, memory, blocks, i, active):
     """The second law of the blocks ``i`` of a weight."""
     c = record + i  # all_ww, all_uw and all_uu stand side by side
     tl.store(c + TURN_ALL * blocks, tl.where(active, whole[0], 0.0))
     tl.store(c + (TURN_ALL + 1) * blocks, tl.where(active, whole[1], 0.0))
     tl.store(c + (TURN_ALL + 2) * blocks, tl.where(active, whole[2], 0.0))
     tl.store(c + TURN_ACTIVE * blocks, active.to(tl.float64))
-    turn = laws.turn_law(numbers, first, whole, active)
+    turn = laws.turn_law(numbers, scaled, whole, active)
     laws.store_turn(record, memory, blocks, i, turn)
 
 
@@ -603,6 +611,7 @@ def before_turn(
             keep_turn_sums(record, blocks, i, sums, active)
             numbers = laws.load_turn_numbers(settings, traits, memory, blocks, i, first)
             scaled = laws.square_law(numbers, sums, active)
+            tl.debug_barrier()  # lanes past the last row have its numbers, and all have the step
             laws.store_square(record, memory, blocks, i, scaled)
             ww += tl.where(place < count, sums[0], 0.0)
             uw += tl.where(place < count, scaled[1], 0.0)
@@ -634,7 +643,9 @@ def turn_apply(
     """Pass 2: w ← w + (a−1)·w − b·m. Chunks in reverse, for the cache."""
     program = base + tl.num_programs(0) - 1 - tl.program_id(0)
     i = tl.load(chunk_block + program)
-    slot, start, end = turn_chunk(i, chunk_start + program, numel, slots, offsets, ROWS, CHUNK)
+    slot, start, end = turn_chunk(
+        i, chunk_start + program, numel, slots, offsets, ROWS, ALIGNED, CHUNK
+    )  # fmt: skip
     a1 = tl.load(record + TURN_A1 * blocks + i).to(WIDE)
     b = tl.load(record + TURN_B * blocks + i).to(WIDE)
     if tl.load(record + TURN_ACTIVE * blocks + i) > 0:

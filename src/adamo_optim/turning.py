@@ -16,8 +16,8 @@ from .diagnostics import of_turns
 from .dtensor import as_real, is_sharded, lay_out_like, local, rows_of_shard
 from .geometry import in_rows, is_dense, lie_alike, real_numel, row_count, scalar_dtype
 from .law import (
-    SHARED,
     TURN_RECORD,
+    TURN_SHARED,
     UNSET,
     Turn,
     TurnMemory,
@@ -55,11 +55,11 @@ def begin(
         old = state.get(key, value)
         if not isinstance(old, Tensor):
             old = torch.tensor(float(old), dtype=scalar, device=p.device)
-        old = local(old)
-        shape = () if rows is None or key in SHARED else (rows,)
+        old = local(old).to(p.device, scalar)
+        shape = () if rows is None or key in TURN_SHARED else (rows,)
         if old.shape != shape:  # one for all has become one for each row, or the reverse
             old = old.mean().expand(shape)
-        state[key] = old.to(p.device, scalar).contiguous()
+        state[key] = old.contiguous()
     old = state.get("exp_avg")
     if old is None:
         state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -123,7 +123,7 @@ class TwoPasses(Bucket):
     """Blocks that AngularAdamW turns."""
 
     Options, Traits, Memory, RECORD = TurnOptions, TurnTraits, TurnMemory, TURN_RECORD
-    BUFFERS, SHARED = ("exp_avg",), SHARED
+    BUFFERS, SHARED = ("exp_avg",), TURN_SHARED
 
     def traits_of(self, member: Member) -> TurnTraits:
         inverse_root: Any = max(real_numel(member.p), 1) ** -0.5
@@ -136,6 +136,14 @@ class TwoPasses(Bucket):
             self.member_of = torch.arange(len(sizes), device="cpu").repeat_interleave(sizes)
             self.member_of = self.member_of.to(self.device)
 
+    def read(self) -> TurnMemory:
+        """What blocks share is their first one's: its place is that of the state."""
+        memory = super().read()
+        if self.blocks == len(self.members) or self.differentiable:
+            return memory
+        first = torch.tensor(self.starts, device="cpu").to(self.device)[self.member_of]
+        return memory._replace(**{key: getattr(memory, key)[first] for key in self.SHARED})
+
     def of_weights(self, x: Tensor) -> Tensor:
         """Numbers of the blocks, added up over those of a weight, in every one of its places."""
         if self.blocks == len(self.members):
@@ -147,10 +155,10 @@ class TwoPasses(Bucket):
     ) -> tuple[Turn, TurnMemory, tuple[Tensor, ...]]:
         """The two laws; what pass 2 needs, the new memory, and the record of the step."""
         traits = TurnTraits(*self.traits.unbind())
-        first, memory = square_law(options, traits, self.read(), sums, active)
-        whole = Whole(*map(self.of_weights, (sums.ww, first.uw, first.uu)))
-        turn, memory = turn_law(options, traits, memory, first, whole, active)
-        return turn, memory, (*sums, *first, *whole, *turn, active)
+        scaled, memory = square_law(options, traits, self.read(), sums, active)
+        whole = Whole(*map(self.of_weights, (sums.ww, scaled.uw, scaled.uu)))
+        turn, memory = turn_law(options, traits, memory, scaled, whole, active)
+        return turn, memory, (*sums, *scaled, *whole, *turn, active)
 
     def quantities(self, record: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
         return of_turns({**record, "gg": self.of_weights(record["gg"])}, memory)

@@ -106,7 +106,8 @@ class Native(ABC):
             bucket.plan = Plan(bucket)
         self.plan: Plan = bucket.plan
         self.lists = self.lists_of(self.plan.real(bucket.params), self.plan.real(grads))
-        takes_part = list(map(bool, map(min, bucket.takes_part, self.plan.blocks)))
+        pairs = zip(bucket.takes_part, self.plan.blocks, strict=True)
+        takes_part = [takes and blocks > 0 for takes, blocks in pairs]
         if not all(takes_part):
             here = [i for i, takes in enumerate(takes_part) if takes]
             self.lists = {name: [x[i] for i in here] for name, x in self.lists.items()}

@@ -1,7 +1,8 @@
 /* One step on the CPU for a list of parameters. AdamO: pass 1, law, pass 2, law, pass 3. A weight
    that turns: pass 1, its laws, pass 2. A block is a parameter, or each of its rows.
 
-   Rows and small parameters go through all of it on one thread, while they are in its cache.
+   Rows of AdamO and small parameters go through all of it on one thread, while they are in its
+   cache. Of a weight that turns all rows are reduced before one is turned.
    A large block is split into chunks, which a thread takes one by one from a share of its own, the
    same in every pass: what another core has just written comes slower than what is in memory.
    Whoever finishes the last chunk of a pass applies the law and opens the next pass, and nobody
@@ -169,7 +170,7 @@ struct Member {
 
     int64_t ahead;                  /* where the entries lie that come to be needed next */
     int64_t per_task;               /* blocks of a task; 0: it is a single one, and split */
-    int64_t tasks, finished;        /* of a split one, of this phase. Guarded by the job's lock. */
+    int64_t tasks, finished;        /* of one in phases: of this one. Guarded by the job's lock. */
     Share *shares;                  /* of the tasks, one for each thread. Guarded by it, too. */
     Phase phase;                    /* of one that goes in phases */
     double whole[WHOLES];           /* what the blocks of one that turns add up to */
@@ -455,9 +456,8 @@ static void reduce_rows(const Job *job, const Member *member, int64_t first, int
     const int64_t column = member->column + first;
     double *square = KIND(table, MEMORY, TurnMemory, mean_square, column);
     double *record = table->data[RECORD] + column, sums[SUMS];
-    Law law;
+    Law law = member->law;
     Turning *t = &law.turning;
-    gather(table, column, OPTIONS, MATRICES, &law);
     const double step = t->memory.step;
     for (int64_t block = first; block < end; block++, square++, record++) {
         double *number = &t->row.ww;
@@ -487,9 +487,8 @@ static void apply_rows(const Job *job, const Member *member, int64_t first, int6
     const int64_t column = member->column + first, count = end - first;
     const double *scale = KIND(table, RECORD, TurnRow, scale, column);
     double *b = KIND(table, RECORD, TurnRow, b, column);
-    Law law;
+    Law law = member->law;
     Turning *t = &law.turning;
-    gather(table, column, OPTIONS, MATRICES, &law);
     if (job->only == DONE) {
         TurnRow *row = &t->row;
         memcpy(&row->all_ww, member->whole, sizeof member->whole);
@@ -579,9 +578,8 @@ static void divide(Member *member, const Job *job)
     const bool split = member->blocks == 1 && member->chunks > WHOLE;
     member->per_task = split ? 0 : max(1, CHUNK / max(1, member->length));
     member->tasks = split ? member->chunks : (member->blocks - 1) / member->per_task + 1;
-    if (split)
-        gather(job->table, member->column, OPTIONS, MATRICES, &member->law);
     if (in_phases(member)) {
+        gather(job->table, member->column, OPTIONS, MATRICES, &member->law);
         member->phase = begin(member, &member->law, job->only);
         member->tasks = member->phase == DONE ? 0 : member->tasks;
     }
@@ -735,7 +733,7 @@ static bool read_numbers(Member *member, const Lists *lists, Py_ssize_t i, int64
         PyErr_SetString(PyExc_IndexError, "a column is out of range");
         return false;
     }
-    const bool in_pieces = member->row_stride * member->blocks != member->length
+    const bool in_pieces = (member->length && member->row_stride * member->blocks != member->length)
         || (member->slice_numel && !member->whole_previous);
     if (member->blocks > 1 && in_pieces) {
         PyErr_SetString(PyExc_ValueError, "a row that is a block must be one piece of memory");

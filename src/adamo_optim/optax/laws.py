@@ -308,7 +308,7 @@ class TurnTraits(NamedTuple):
     block_inverse_root: Tensor  # the same of the block
 
 
-SHARED = ("step", "initial_norm")  # memory that all blocks of a weight have in common
+TURN_SHARED = ("step", "initial_norm")  # memory that all blocks of a weight have in common
 
 
 class TurnMemory(NamedTuple):

@@ -161,9 +161,9 @@ def turned(
     root, active = w.size**-0.5, jnp.asarray(True)
     traits = numbers(laws.TurnTraits, dtype, {"inverse_root": root, "block_inverse_root": root})
     memory = laws.TurnMemory(count.astype(dtype), mean_square, initial_norm)
-    first, memory = laws.square_law(o, traits, memory, sums, active)
-    whole = laws.Whole(sums.ww, first.uw, first.uu)
-    law, memory = laws.turn_law(o, traits, memory, first, whole, active)
+    scaled, memory = laws.square_law(o, traits, memory, sums, active)
+    whole = laws.Whole(sums.ww, scaled.uw, scaled.uu)
+    law, memory = laws.turn_law(o, traits, memory, scaled, whole, active)
     # pass 2
     update = law.a1 * w - law.b * m
     return Leaf(update.astype(kept), exp_avg, memory.mean_square, memory.initial_norm)
