@@ -51,7 +51,8 @@ def initialize(state: dict[str, Any], p: Tensor, group: dict[str, Any], number: 
         elif is_sharded(old):  # those of all rows
             old = whole(old)
         if old.shape != shape:  # block has changed: what is known of the whole, or of all rows
-            old = old.mean().expand(shape) if old.numel() else torch.full(shape, start)
+            mean = old.mean() if old.numel() else torch.full((), start, dtype=scalar)
+            old = mean.expand(shape).contiguous()
         if old.device != p.device or old.dtype != scalar or not isinstance(state.get(key), Tensor):
             old = move(old, p.device, scalar)
         state[key] = rows_like(old, p) if apart else old
