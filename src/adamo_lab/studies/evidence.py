@@ -373,6 +373,25 @@ EVIDENCE = (
         seeds=(0,),
     ),
     Study(
+        name="evidence-small-enwik8-after-verdict",
+        title="A small GPT on enwik8 whose norms stand after each part: the verdict",
+        about="The best trial of each, on seeds and test bytes that no trial has seen.",
+        runs=(
+            Runs(
+                "gpt",
+                100,
+                (
+                    *trials("adamw", lr=(2e-3,), weight_decay=(0.1,)),
+                    *trials("angular", lr=(8e-3,), weight_decay=(0.1,)),
+                    *moments_by("row", lr=(2e-3,), weight_decay=(0.1,)),
+                ),
+                {**SMALL_ENWIK8, "norms": "after", "judge": "test"},
+            ),
+        ),
+        metrics=(Metric("test_loss", "test loss", higher_is_better=False, digits=4),),
+        seeds=(1, 2, 3),
+    ),
+    Study(
         name="evidence-small-gpt-after",
         title="A small GPT whose norms stand after each part",
         about="As in OLMo 2: all matrices of the layers are scale-invariant. 500 steps on the text "
