@@ -323,12 +323,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "evidence-vit": lambda: by_rate("evidence-vit"),
     "evidence-digits": lambda: by_rate("evidence-digits"),
     "evidence-small-resnet": lambda: by_rate("evidence-small-resnet"),
+    "evidence-small-enwik8": lambda: by_rate("evidence-small-enwik8"),
+    "evidence-small-enwik8-after": lambda: by_rate("evidence-small-enwik8-after"),
     **{
         name: partial(beside_adamw, name)
         for name in (
             "evidence-small-resnet-verdict",
             "evidence-small-gpt-verdict",
             "evidence-small-gpt-after-verdict",
+            "evidence-small-enwik8-after-verdict",
         )
     },
     "language-rows": lambda: study("language-rows", {"valid_loss": ("validation loss", 1, 3)}),

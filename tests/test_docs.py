@@ -158,6 +158,25 @@ def test_runs_of_different_length_have_tables_of_their_own(made_up: Any) -> None
     assert [cells(part)[0][2] for part in (first, second)] == ["70.00", "50.00"]
 
 
+def test_a_verdict_stands_beside_adamw(made_up: Any) -> None:
+    """Welch's p, corrected, and the share of AdamW's steps after which its last loss is reached."""
+    name, found = "evidence-small-gpt-verdict", []
+    ends = {"adamw": (1.50, 1.52), "angular": (1.42, 1.44), "muon": (1.60, 1.62)}
+    for optimizer, losses in ends.items():
+        for seed, loss in zip((3, 4), losses, strict=True):
+            configs = STUDIES[name].configs((seed,))
+            config = next(c for c in configs if c.optimizer == optimizer)
+            rows = [{"epoch": 25, "valid_loss": 1.6}, {"epoch": 50, "valid_loss": loss}]
+            result = {"valid_loss": loss}
+            found.append(made.record(config, result=result, metrics=rows, study=name))
+    table = cells(made_up(*found).TABLES[name]())
+    assert [row[2:] for row in table] == [
+        ["1.5100 ± 0.0141", "", "", "100", "2"],
+        ["1.4300 ± 0.0141", "0.03", "0.03", "76", "2"],
+        ["1.6100 ± 0.0141", "0.02", "0.03", "–", "2"],
+    ]
+
+
 def test_the_line_below_a_table_says_what_ran_it(made_up: Any) -> None:
     first, second = accuracy("adamw", 0, 0.7), accuracy("adamw", 1, 0.7)
     first.environment |= {"device": "a GPU", "commit": "1234567"}

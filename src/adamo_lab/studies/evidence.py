@@ -337,11 +337,6 @@ EVIDENCE = (
                     *trials("angular", lr=SMALL_RATES, weight_decay=(0.1,)),
                     *all_turn_by("row", *LARGE_RATES),
                     *all_turn_by("entry", *LARGE_RATES),
-                    # added when each of these had been best at its smallest rate
-                    *trials("adamw", lr=(1e-3,), weight_decay=(0.1,)),
-                    *trials("angular", lr=(1e-3,), weight_decay=(0.1,)),
-                    *all_turn_by("row", 2e-3, 4e-3),
-                    *all_turn_by("entry", 4e-3),
                 ),
                 SMALL_ENWIK8,
             ),
