@@ -135,14 +135,16 @@ class TwoPasses(Bucket):
             sizes = torch.tensor(self.sizes, device="cpu")
             self.member_of = torch.arange(len(sizes), device="cpu").repeat_interleave(sizes)
             self.member_of = self.member_of.to(self.device)
+            first = torch.tensor(self.starts, device="cpu").repeat_interleave(sizes)
+            self.first_of = first.to(self.device)  # the first block of every block's weight
 
     def read(self) -> TurnMemory:
         """What blocks share is their first one's: its place is that of the state."""
         memory = super().read()
         if self.blocks == len(self.members) or self.differentiable:
             return memory
-        first = torch.tensor(self.starts, device="cpu").to(self.device)[self.member_of]
-        return memory._replace(**{key: getattr(memory, key)[first] for key in self.SHARED})
+        shared = {key: getattr(memory, key)[self.first_of] for key in self.SHARED}
+        return memory._replace(**shared)
 
     def of_weights(self, x: Tensor) -> Tensor:
         """Numbers of the blocks, added up over those of a weight, in every one of its places."""
